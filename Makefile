@@ -1,0 +1,46 @@
+# Two commands do everything: `make demo` and `make test`. Both install what is missing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell command -v rabbitmq-server))
+
+.PHONY: help setup rabbitmq demo test test-fast check format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+setup: $(VENV)/.installed rabbitmq  ## virtual environment and RabbitMQ
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+rabbitmq:
+ifeq ($(RABBITMQ),)
+	$(SUDO) apt-get update -q
+	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends rabbitmq-server
+endif
+
+demo: setup  ## train the digits federation on a real broker and a real bucket, then verify it
+	$(BIN)/fedfa local run examples/digits.yaml --trainers 2 --jobs-per-trainer 4 --verify
+
+test: setup  ## every test, on a real RabbitMQ and a real S3 server
+	$(BIN)/python -m pytest
+
+test-fast: setup  ## the tests that need no server
+	$(BIN)/python -m pytest -m "not services"
+
+check: setup  ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,3 @@
+"""FedFa: fully asynchronous federated learning (Xu et al., IJCAI 2024) as a microservice system."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,216 @@
+"""A federation as one writer holds it: the replica, its place in the log, and the commit.
+
+Design: bytes first, the manifest last. Until the manifest's conditional create succeeds nothing
+that a reader can see has changed; after it, everything has.
+"""
+
+from dataclasses import dataclass, replace
+
+from fedfa import keys, manifests
+from fedfa.errors import InvalidInput
+from fedfa.federation import Client, Decision, State, Status, found
+from fedfa.manifests import Birth, Committed, Manifest, ModelRef
+from fedfa.replica import Replica
+from fedfa.spec import Submitted
+from fedfa.store import ObjectStore
+from fedfa.tensors import (
+    MAX_HEADER_BYTES,
+    FlatModel,
+    Template,
+    decode,
+    encode,
+    infer_template,
+    max_update_bytes,
+    read_header,
+    sha256,
+)
+
+MAX_INITIAL_MODEL_BYTES = 64 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A committed federation. replica is None once it is over: nothing will be merged again."""
+
+    submission: Submitted
+    birth: Birth | None
+    head: Committed
+    replica: Replica | None
+
+    @property
+    def state(self) -> State:
+        return self.head.manifest.state
+
+
+def load(store: ObjectStore, submission: Submitted, *, known: int = 0) -> Ledger | None:
+    """Read the newest state of a federation and its vectors; None before its birth."""
+    federation = submission.federation
+    head = manifests.newest(store, federation, known=known)
+    if head is None:
+        return None
+    manifest = head.manifest
+    if manifest.uid != submission.uid:
+        raise InvalidInput(f"{federation}: manifest {manifest.n} belongs to uid {manifest.uid}")
+    if manifest.state.status != "running" or manifest.model is None:
+        return Ledger(submission, None, head, None)
+    birth = manifests.birth_of(store, federation)
+    value = manifests.federation_of(submission, birth, manifest.state)
+    window = tuple(
+        read_vector(store, entry.key, entry.digest, birth.template)
+        for entry in manifest.state.window
+    )
+    replica = Replica(value, read_model(store, manifest.model, birth.template), window)
+    return Ledger(submission, birth, head, replica)
+
+
+def read_model(store: ObjectStore, model: ModelRef, template: Template) -> FlatModel:
+    """A committed model. Raises NotFound, or InvalidInput where the bytes are not the committed."""
+    return read_vector(store, model.key, model.digest, template)
+
+
+def read_vector(store: ObjectStore, key: str, digest: str, template: Template) -> FlatModel:
+    limit = max_update_bytes(template) + MAX_HEADER_BYTES  # version 0's header lists the clients
+    body = store.get(key, max_bytes=limit)
+    if sha256(body) != digest:
+        raise InvalidInput(f"{key}: its bytes hash to {sha256(body)}, the log says {digest}")
+    return decode(body, template, max_header_bytes=MAX_HEADER_BYTES)
+
+
+def birth_from(body: bytes) -> tuple[Birth, FlatModel]:
+    """The birth certificate in version 0's file: template from its tensors, clients from metadata.
+
+    Raises InvalidInput where it is malformed.
+    """
+    header = read_header(body)
+    try:
+        fields = header.metadata["birth"]
+        template = infer_template(header, num_parameters=fields["num_parameter_tensors"])
+        clients = tuple(Client(str(n), int(k), str(p)) for n, k, p in fields["clients"])
+        birth = Birth(clients, template, str(fields["frozen_digest"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput(f"version 0: malformed birth certificate: {error!r}") from error
+    return birth, decode(body, template, max_header_bytes=MAX_HEADER_BYTES)
+
+
+def birth_metadata(birth: Birth) -> dict[str, object]:
+    """What a trainer writes into version 0's file; `birth_from` reads it back."""
+    kinds = [tensor.kind for tensor in birth.template.tensors]
+    return {
+        "birth": {
+            "num_parameter_tensors": kinds.count("parameter"),
+            "clients": [[c.name, c.num_examples, c.pool] for c in birth.clients],
+            "frozen_digest": birth.frozen_digest,
+        }
+    }
+
+
+def why_unborn(submission: Submitted, birth: Birth) -> str | None:
+    """Why these clients cannot make this federation, or None."""
+    spec, clients = submission.spec, birth.clients
+    empty = [client.name for client in clients if client.num_examples < 1]
+    if empty:
+        return (
+            f"client {empty[0]} has no examples ({len(empty)} such): "
+            f"use fewer clients or a less skewed partition"
+        )
+    if len({client.name for client in clients}) != len(clients):
+        return "two clients have the same name"
+    if spec.concurrency > len(clients):
+        return (
+            f"concurrency: {spec.concurrency} jobs cannot be open with {len(clients)} clients; "
+            f"give at most {len(clients)}"
+        )
+    return None
+
+
+def bear(
+    store: ObjectStore,
+    submission: Submitted,
+    model: ModelRef,
+    birth: Birth,
+    vector: FlatModel,
+    *,
+    writer: str,
+    now: float,
+) -> Ledger:
+    """Commit manifest 0: Mc open slots at version 0."""
+    value = found(submission.spec, birth.clients)
+    manifest = Manifest(
+        federation=submission.federation,
+        uid=submission.uid,
+        n=manifests.FIRST,
+        previous="",
+        writer=writer,
+        at=now,
+        decisions=(),
+        model=model,
+        state=value.state,
+        birth=replace(birth, clients=value.clients),
+    )
+    head = manifests.commit(store, manifest)
+    return Ledger(submission, manifest.birth, head, Replica(value, vector, ()))
+
+
+def stillborn(
+    store: ObjectStore,
+    submission: Submitted,
+    *,
+    status: Status,
+    reason: str,
+    writer: str,
+    now: float,
+) -> Ledger:
+    """Commit manifest 0 of a federation that ends before its first model."""
+    unborn = found(submission.spec.model_copy(update={"concurrency": 0}), ()).state
+    manifest = Manifest(
+        federation=submission.federation,
+        uid=submission.uid,
+        n=manifests.FIRST,
+        previous="",
+        writer=writer,
+        at=now,
+        decisions=(),
+        model=None,
+        state=replace(unborn, status=status, reason=reason),
+    )
+    return Ledger(submission, None, manifests.commit(store, manifest), None)
+
+
+def commit(
+    store: ObjectStore,
+    ledger: Ledger,
+    replica: Replica,
+    decisions: tuple[Decision, ...],
+    *,
+    writer: str,
+    now: float,
+) -> Ledger:
+    """Commit a batch of decisions and the state after them.
+
+    Raises Fenced when another writer was first, StoreUnavailable when the outcome is unknown:
+    in both cases the ledger is void and must be loaded again.
+    """
+    before = ledger.head.manifest
+    model, body = before.model, b""
+    if model is None or model.version != replica.version:
+        body = encode(replica.model)
+        digest = sha256(body)
+        key = keys.model(before.federation, replica.version, digest)
+        model = ModelRef(replica.version, key, digest)
+        store.put(key, body)
+    manifest = Manifest(
+        federation=before.federation,
+        uid=before.uid,
+        n=before.n + 1,
+        previous=ledger.head.digest,
+        writer=writer,
+        at=now,
+        decisions=decisions,
+        model=model,
+        state=replica.federation.state,
+    )
+    head = manifests.commit(store, manifest)
+    if body and not store.exists(model.key):  # collected while this writer stalled
+        store.put(model.key, body)
+    running = manifest.state.status == "running"
+    return Ledger(ledger.submission, ledger.birth, head, replica if running else None)

@@ -1,0 +1,193 @@
+"""The log of manifests: the federation itself. One create-once object is one commit.
+
+A manifest holds every decision of its batch in order and the state after them, and names its
+predecessor by digest. Nothing else is authoritative: HEAD.json is a hint that may lag.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedfa import keys
+from fedfa.errors import AlreadyExists, Fenced, InvalidInput, NotFound
+from fedfa.federation import Client, Decision, Federation, State
+from fedfa.spec import Submitted, describe
+from fedfa.store import ObjectStore
+from fedfa.tensors import Template, canonical_json
+
+FIRST = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """Where a version's model lies, and the sha256 of its file."""
+
+    version: int
+    key: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What manifest 0 fixes for ever: the clients, the template, the frozen weights' digest."""
+
+    clients: tuple[Client, ...]
+    template: Template
+    frozen_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Commit n of a federation.
+
+    previous: digest of manifest n - 1 ("" for the first). writer: who committed it.
+    at: unix seconds by the writer's clock; it informs and decides nothing.
+    model: the newest version with an object; None only if the federation ended before its birth.
+    birth: in manifest 0 only.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    federation: str
+    uid: str
+    n: int
+    previous: str
+    writer: str
+    at: float
+    decisions: tuple[Decision, ...]
+    model: ModelRef | None
+    state: State
+    birth: Birth | None = None
+    schema: Literal[1] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A manifest as it lies in the bucket, with the digest of its bytes."""
+
+    manifest: Manifest
+    digest: str
+
+
+_adapter: TypeAdapter[Manifest] = TypeAdapter(Manifest)
+
+
+def encode(manifest: Manifest) -> bytes:
+    return canonical_json(_adapter.dump_python(manifest, mode="json")).encode()
+
+
+def decode(body: bytes, *, key: str = "manifest") -> Committed:
+    try:
+        manifest = _adapter.validate_python(json.loads(body), strict=False)
+    except ValidationError as error:
+        raise InvalidInput(f"{key}: {describe(error)}") from error
+    except ValueError as error:
+        raise InvalidInput(f"{key}: not JSON: {error}") from error
+    return Committed(manifest, hashlib.sha256(body).hexdigest())
+
+
+def read(store: ObjectStore, federation: str, n: int) -> Committed:
+    """Manifest n, or NotFound."""
+    key = keys.manifest(federation, n)
+    return decode(store.get(key), key=key)
+
+
+def newest(store: ObjectStore, federation: str, *, known: int = FIRST) -> Committed | None:
+    """The newest manifest, or None before the birth.
+
+    From the greater of HEAD and a number known to exist, double until one is missing, then
+    bisect: the log has no gaps. With an up-to-date hint that is one read and one miss.
+    """
+    low = max(known, _hint(store, federation))
+    best = _read_or_none(store, federation, low)
+    if best is None:
+        low = FIRST  # a hint that is ahead of the log (a restored bucket) says nothing
+        best = _read_or_none(store, federation, low)
+        if best is None:
+            return None
+    stride, missing = 1, None
+    while missing is None:
+        found = _read_or_none(store, federation, low + stride)
+        if found is None:
+            missing = low + stride
+        else:
+            best, low, stride = found, low + stride, stride * 2
+    while missing - low > 1:
+        middle = (low + missing) // 2
+        found = _read_or_none(store, federation, middle)
+        if found is None:
+            missing = middle
+        else:
+            best, low = found, middle
+    return best
+
+
+def log(store: ObjectStore, federation: str, *, start: int = FIRST) -> Iterator[Committed]:
+    """All manifests in order, from number `start` to the newest."""
+    n = start
+    while (committed := _read_or_none(store, federation, n)) is not None:
+        yield committed
+        n += 1
+
+
+def commit(store: ObjectStore, manifest: Manifest) -> Committed:
+    """Create the manifest: the only moment that counts.
+
+    Returns when it is committed by this writer, also when a retried request met its own success.
+    Raises Fenced when another manifest has this number, StoreUnavailable when the outcome is
+    unknown. HEAD.json is moved afterwards; readers do not depend on it.
+    """
+    body = encode(manifest)
+    try:
+        store.create(keys.manifest(manifest.federation, manifest.n), body)
+    except AlreadyExists:
+        there = store.get(keys.manifest(manifest.federation, manifest.n))
+        if there != body:
+            winner = decode(there).manifest.writer
+            raise Fenced(
+                f"{manifest.federation}: manifest {manifest.n} was committed by {winner}"
+            ) from None
+    store.put(keys.head(manifest.federation), canonical_json({"n": manifest.n}).encode())
+    return Committed(manifest, hashlib.sha256(body).hexdigest())
+
+
+def submitted(store: ObjectStore, federation: str) -> Submitted:
+    """spec.json of a federation. NotFound when there is none."""
+    key = keys.spec(federation)
+    body = store.get(key)
+    try:
+        return Submitted.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidInput(f"{key}: {describe(error)}") from error
+
+
+def federation_of(submission: Submitted, birth: Birth, state: State) -> Federation:
+    """The federation's value at the state that a manifest records."""
+    return Federation(submission.spec, birth.clients, state)
+
+
+def birth_of(store: ObjectStore, federation: str) -> Birth:
+    """What manifest 0 fixed. NotFound before the birth."""
+    birth = read(store, federation, FIRST).manifest.birth
+    if birth is None:
+        raise InvalidInput(f"{federation}: it ended before its first model")
+    return birth
+
+
+def _hint(store: ObjectStore, federation: str) -> int:
+    try:
+        fields: Any = json.loads(store.get(keys.head(federation)))
+        return int(fields["n"])
+    except (NotFound, ValueError, KeyError, TypeError):
+        return FIRST  # HEAD may be missing or torn: it is only a hint
+
+
+def _read_or_none(store: ObjectStore, federation: str, n: int) -> Committed | None:
+    try:
+        return read(store, federation, n)
+    except NotFound:
+        return None

@@ -1,0 +1,133 @@
+"""What every service shows: JSON logs, /metrics, /healthz and /readyz, and how it ends.
+
+Logs are one JSON object a line, constant text plus fields; metrics are Prometheus'. Liveness says
+only that the service's loop turns: an outage of broker or store must never restart a trainer.
+"""
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from socketserver import ThreadingMixIn
+from typing import Any, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import make_wsgi_app
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings
+from pythonjsonlogger.json import JsonFormatter
+
+from fedfa.errors import FedfaError, Misconfigured
+
+EXIT_MISCONFIGURED = 64  # EX_USAGE: change the settings
+EXIT_FENCED = 70  # EX_SOFTWARE: another writer holds the federations; let Kubernetes back off
+LIVENESS_SECONDS = 120.0
+
+S = TypeVar("S", bound=BaseSettings)
+Answer = tuple[int, Any]  # HTTP status, JSON value
+Route = Callable[[], Answer]
+
+
+def configure_logging(service: str, *, level: str, as_json: bool) -> None:
+    """Log to stderr: JSON for machines, one plain line each for people."""
+    handler = logging.StreamHandler(sys.stderr)
+    if as_json:
+        formatter: logging.Formatter = JsonFormatter(
+            "{asctime}{levelname}{name}{message}",
+            style="{",
+            rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
+            static_fields={"service": service},
+        )
+    else:
+        formatter = PlainFormatter(f"%(asctime)s {service} %(levelname)s %(message)s")
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class PlainFormatter(logging.Formatter):
+    """A line for people, with the extra fields at its end."""
+
+    _standard = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = {key: value for key, value in vars(record).items() if key not in self._standard}
+        fields = " ".join(f"{key}={value}" for key, value in extra.items())
+        return f"{super().format(record)} {fields}".rstrip()
+
+
+class Pulse:
+    """The heartbeat of a service's loop; /healthz fails once it stops for long."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+
+    def beat(self) -> None:
+        self._last = self._clock()
+
+    def answer(self) -> Answer:
+        silent = self._clock() - self._last
+        healthy = silent < LIVENESS_SECONDS
+        return (200 if healthy else 503), {"alive": healthy, "silent_seconds": round(silent, 3)}
+
+
+def ready(is_ready: Callable[[], bool]) -> Route:
+    """A readiness route."""
+
+    def answer() -> Answer:
+        good = is_ready()
+        return (200 if good else 503), {"ready": good}
+
+    return answer
+
+
+def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> int:
+    """Serve JSON routes and /metrics from daemon threads; returns the port (0 picks a free one)."""
+    metrics = make_wsgi_app()
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start_response)
+        status, value = routes[path]() if path in routes else (404, {"paths": sorted(routes)})
+        names = {200: "200 OK", 404: "404 Not Found", 503: "503 Service Unavailable"}
+        start_response(names[status], [("Content-Type", "application/json")])
+        return [json.dumps(value).encode()]
+
+    try:
+        server = make_server(host, port, application, _ThreadingServer, _SilentHandler)
+    except OSError as error:
+        raise Misconfigured(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another FEDFA_HTTP_PORT"
+        ) from error
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    return int(server.server_port)
+
+
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not worth a log line."""
+
+
+def settings_or_exit(kind: type[S]) -> S:
+    """Read settings from the environment, or end the process with one clear line each."""
+    try:
+        return kind()
+    except ValidationError as error:
+        prefix = kind.model_config.get("env_prefix", "")
+        for problem in error.errors(include_url=False):
+            name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
+            print(f"{name}: {problem['msg']} (got {problem['input']!r:.80})", file=sys.stderr)
+        raise SystemExit(EXIT_MISCONFIGURED) from None
+
+
+def end(error: FedfaError, *, exit_code: int = EXIT_MISCONFIGURED) -> SystemExit:
+    """The exit of a service that cannot go on: one line for people, no traceback."""
+    logging.getLogger("fedfa").error(str(error), extra={"error": type(error).__name__})
+    return SystemExit(exit_code)

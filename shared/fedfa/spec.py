@@ -1,0 +1,272 @@
+"""The spec of a federation: one YAML file, one model, one JSON schema (`fedfa schema`).
+
+A spec is validated once, where it enters, and trusted from then on. Errors name the field, the
+value and what is allowed.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedfa.errors import InvalidSpec
+from fedfa.messages import FederationId, Uid
+
+Scalar = str | int | float | bool | None
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TaskChoice(Section):
+    """Which task to train, and its own options."""
+
+    name: str = Field(
+        default="digits",
+        min_length=1,
+        description="an installed task (`fedfa.tasks` entry point) or module:Class",
+    )
+    options: dict[str, Scalar] = Field(default={}, description="passed to the task as they are")
+
+
+class FedfaDelta(Section):
+    """FedFa-Delta: w_t = w_{t-1} + (server_lr / K) * mean of the last K deltas."""
+
+    name: Literal["fedfa-delta"] = "fedfa-delta"
+    window: int = Field(default=5, ge=1, description="the paper's K, in updates")
+    server_lr: float = Field(
+        default=1.0,
+        gt=0,
+        description="the paper's eta_g, with FedBuff's meaning; K gives the paper's literal step",
+    )
+
+
+class FedfaParam(Section):
+    """FedFa-Param: w_t = mean of the last K client models."""
+
+    name: Literal["fedfa-param"] = "fedfa-param"
+    window: int = Field(default=5, ge=1, description="the paper's K, in updates")
+
+
+RuleChoice = Annotated[FedfaDelta | FedfaParam, Field(discriminator="name")]
+
+
+class Iid(Section):
+    """Every client gets an equal share of a shuffled data set."""
+
+    kind: Literal["iid"] = "iid"
+
+
+class Dirichlet(Section):
+    """Each class is dealt out by shares drawn from Dirichlet(alpha): small alpha, much skew."""
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(gt=0, description="concentration; 0.1 is very skewed, 100 nearly IID")
+    min_examples: int = Field(default=1, ge=1, description="no client gets fewer examples")
+
+
+class Natural(Section):
+    """The task's data already says which client owns what."""
+
+    kind: Literal["natural"] = "natural"
+
+
+PartitionChoice = Annotated[Iid | Dirichlet | Natural, Field(discriminator="kind")]
+
+
+class Sgd(Section):
+    name: Literal["sgd"] = "sgd"
+    learning_rate: float = Field(default=0.01, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class AdamW(Section):
+    name: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(default=0.001, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+
+
+OptimizerChoice = Annotated[Sgd | AdamW, Field(discriminator="name")]
+
+
+class LocalTraining(Section):
+    """What a client does with a job: the paper's Algorithm 2."""
+
+    epochs: int | None = Field(default=None, ge=1, description="passes over the shard")
+    steps: int | None = Field(default=None, ge=1, description="mini-batches; instead of epochs")
+    batch_size: int = Field(default=32, ge=1)
+    max_examples: int | None = Field(
+        default=None, ge=1, description="use at most this many of a client's examples in one job"
+    )
+    optimizer: OptimizerChoice = Sgd()
+
+    @model_validator(mode="after")
+    def _epochs_or_steps(self) -> "LocalTraining":
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps")
+        return self
+
+
+class Delay(Section):
+    """A simulated delay between training and upload, drawn once per client (paper, section 5.2)."""
+
+    distribution: Literal["none", "pareto", "zipf", "exponential", "uniform"] = "none"
+    shape: float = Field(
+        default=1.5,
+        ge=0.1,
+        le=100,
+        description="tail exponent of pareto and zipf (at least 1.1); the smaller, the longer",
+    )
+    unit_seconds: float = Field(
+        default=1.0,
+        ge=0,
+        le=86_400,
+        description="multiplies the draw; pareto and zipf are at least 1 unit",
+    )
+
+    @model_validator(mode="after")
+    def _zipf_has_a_sum(self) -> "Delay":
+        if self.distribution == "zipf" and self.shape < 1.1:
+            raise ValueError(
+                f"shape: {self.shape:g} is no zipf exponent (its probabilities have no sum at 1 "
+                "or below); give at least 1.1"
+            )
+        return self
+
+
+class Evaluation(Section):
+    every_versions: int = Field(default=10, ge=1, description="evaluate each so many versions")
+
+
+class Target(Section):
+    """Stop once an evaluated metric is at least this."""
+
+    metric: str = "accuracy"
+    value: float
+
+
+class Stop(Section):
+    """When to end; whichever comes first. Without any, `fedfa stop` ends it."""
+
+    target: Target | None = None
+    updates: int | None = Field(default=None, ge=1, description="merged updates")
+    versions: int | None = Field(default=None, ge=1)
+    wall_seconds: float | None = Field(default=None, gt=0, description="since submission")
+
+
+class Limits(Section):
+    """What a federation tolerates before it acts."""
+
+    max_attempts: int = Field(
+        default=3, ge=1, description="failures of one job before it is abandoned"
+    )
+    set_aside_after: int = Field(
+        default=3, ge=1, description="rejections in a row before a client is set aside"
+    )
+    set_aside_decisions: int = Field(
+        default=100, ge=1, description="for how many decisions a client is set aside"
+    )
+    max_consecutive_rejections: int = Field(
+        default=50, ge=1, description="rejections in a row that end the federation as failed"
+    )
+    update_norm_factor: float = Field(
+        default=100.0, gt=1, description="reject an update this many times above the usual norm"
+    )
+    step_norm_factor: float = Field(
+        default=20.0, gt=1, description="end as diverged at a step this many times the usual one"
+    )
+    max_batch: int = Field(
+        default=16, ge=1, le=1000, description="most updates that share one commit"
+    )
+
+
+class FederationSpec(Section):
+    """One training run: what to train, by which rule, on whose data, and until when."""
+
+    task: TaskChoice = TaskChoice()
+    rule: RuleChoice = FedfaDelta()
+    concurrency: int = Field(default=4, ge=1, description="the paper's Mc: jobs open at any time")
+    clients: int | None = Field(
+        default=None, ge=1, description="clients to split the data into; natural splits need none"
+    )
+    partition: PartitionChoice = Iid()
+    local: LocalTraining = LocalTraining(epochs=1)
+    delay: Delay = Delay()
+    evaluation: Evaluation = Evaluation()
+    stop: Stop = Stop()
+    limits: Limits = Limits()
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "FederationSpec":
+        if self.partition.kind != "natural" and self.clients is None:
+            raise ValueError(f"clients: needed to split the data ({self.partition.kind})")
+        if self.clients is not None and self.concurrency > self.clients:
+            raise ValueError(
+                f"concurrency: {self.concurrency} jobs cannot be open with {self.clients} clients; "
+                f"give at most {self.clients}"
+            )
+        return self
+
+
+class Submitted(Section):
+    """spec.json: the spec as submitted, with the identity that every message must carry."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    federation: FederationId
+    uid: Uid
+    created_at: float = Field(description="unix seconds")
+    spec: FederationSpec
+
+
+def load(path: Path, *, assignments: Sequence[str] = ()) -> FederationSpec:
+    """Read a spec from a YAML file, or raise InvalidSpec.
+
+    assignments change or add fields before the check, as in "rule.server_lr=2.0".
+    """
+    try:
+        fields = yaml.safe_load(path.read_text("utf-8"))
+        for assignment in assignments:
+            _assign(fields, assignment)
+    except FileNotFoundError:
+        raise InvalidSpec(f"{path}: no such file") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise InvalidSpec(f"{path}: cannot be read as YAML: {error}") from error
+    return parse(fields, source=str(path))
+
+
+def _assign(fields: Any, assignment: str) -> None:
+    path, equals, text = assignment.partition("=")
+    *sections, last = path.strip().split(".")
+    for section in sections:
+        if isinstance(fields, dict) and fields.get(section) is None:
+            fields[section] = {}
+        fields = fields[section] if isinstance(fields, dict) else None
+    if not equals or not last or not isinstance(fields, dict):
+        raise InvalidSpec(f"{assignment!r}: sets no field; write it as in rule.server_lr=2.0")
+    fields[last] = yaml.safe_load(text)
+
+
+def parse(fields: Any, *, source: str = "spec") -> FederationSpec:
+    """Validate a spec, or raise InvalidSpec with every wrong field, its value and the remedy."""
+    try:
+        return FederationSpec.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidSpec(f"{source}: {describe(error)}") from error
+
+
+def describe(error: ValidationError) -> str:
+    """One line for a person: each field, what is wrong with it, and the value it had."""
+    problems = []
+    for problem in error.errors(include_url=False):
+        where = ".".join(str(part) for part in problem["loc"])
+        text = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            text = "no such field"
+        shown = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r:.80})"
+        problems.append(f"{where}: {text}{shown}" if where else text)
+    return "; ".join(problems)

@@ -1,0 +1,313 @@
+"""Models and updates as one small header and one contiguous vector, stored as safetensors.
+
+A Template fixes names, dtypes, shapes and one canonical order: float parameters, float buffers,
+integers. A FlatModel is that template with two flat arrays: all floats as float32, all integers
+as int64. Merging works on the flat arrays; names are only slices of them.
+
+Reading trusts nothing: capped header, exact key set, dtypes and shapes, no gaps, no overlaps,
+finite floats. Everything wrong is InvalidTensors.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedfa.errors import InvalidTensors
+
+Kind = Literal["parameter", "buffer", "integer"]
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+METADATA_KEY = "fedfa"
+MAX_HEADER_BYTES = 16 * 1024 * 1024  # of version 0, which also lists the clients
+NORM_BLOCK = 65_536
+
+_INTEGER_DTYPES: dict[str, npt.DTypeLike] = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+}
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "BOOL": 1, "U8": 1, "I8": 1} | {
+    "I16": 2,
+    "I32": 4,
+    "I64": 8,
+}
+_KIND_ORDER: dict[Kind, int] = {"parameter": 0, "buffer": 1, "integer": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a template: a float parameter or buffer is F32, an integer any signed dtype."""
+
+    name: str
+    kind: Kind
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        allowed = _INTEGER_DTYPES if self.kind == "integer" else {"F32": None}
+        if self.dtype not in allowed:
+            raise InvalidTensors(
+                f"{self.name}: a {self.kind} of dtype {self.dtype}, allowed are {', '.join(allowed)}"
+            )
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Template:
+    """What every model and update of a federation must look like, in canonical order."""
+
+    tensors: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        order = [_KIND_ORDER[tensor.kind] for tensor in self.tensors]
+        if order != sorted(order):
+            raise InvalidTensors("template: tensors are not ordered parameter, buffer, integer")
+        if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
+            raise InvalidTensors("template: two tensors have the same name")
+        if not self.num_parameters:
+            raise InvalidTensors("template: no float parameter to train")
+
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> "Template":
+        """A template with its tensors sorted into canonical order, stable within a kind."""
+        return cls(tuple(sorted(tensors, key=lambda tensor: _KIND_ORDER[tensor.kind])))
+
+    def _count(self, kind: Kind) -> int:
+        return sum(tensor.size for tensor in self.tensors if tensor.kind == kind)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        return self._count("parameter")
+
+    @cached_property
+    def num_floats(self) -> int:
+        """Parameters and buffers: the length of a FlatModel's float vector."""
+        return self.num_parameters + self._count("buffer")
+
+    @cached_property
+    def num_integers(self) -> int:
+        return self._count("integer")
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors as stored, without the header."""
+        return sum(tensor.size * _ITEM_BYTES[tensor.dtype] for tensor in self.tensors)
+
+    def slices(self) -> Iterator[tuple[Tensor, slice]]:
+        """Each tensor with its place in the float vector, or in the integer vector."""
+        at = {"float": 0, "integer": 0}
+        for tensor in self.tensors:
+            vector = "integer" if tensor.kind == "integer" else "float"
+            yield tensor, slice(at[vector], at[vector] + tensor.size)
+            at[vector] += tensor.size
+
+
+@dataclass(frozen=True, slots=True)
+class FlatModel:
+    """A model, or an update, as flat arrays.
+
+    floats: float32 (num_floats,), parameters then buffers. integers: int64 (num_integers,).
+    In an update for a delta rule the parameters are differences; buffers and integers are values.
+    """
+
+    template: Template
+    floats: Floats
+    integers: Integers
+
+    def __post_init__(self) -> None:
+        assert self.floats.shape == (self.template.num_floats,), self.floats.shape
+        assert self.integers.shape == (self.template.num_integers,), self.integers.shape
+
+    def named(self) -> Iterator[tuple[Tensor, npt.NDArray[Any]]]:
+        """Each tensor and its array in its own shape; float arrays are views."""
+        for tensor, where in self.template.slices():
+            if tensor.kind == "integer":
+                dtype = _INTEGER_DTYPES[tensor.dtype]
+                yield tensor, self.integers[where].astype(dtype).reshape(tensor.shape)
+            else:
+                yield tensor, self.floats[where].reshape(tensor.shape)
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.floats).all())
+
+
+def sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """The same text for the same value, always; NaN and infinities are refused."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def norm(values: Floats) -> float:
+    """Euclidean norm in float64, summed over fixed blocks in order: the same on every machine."""
+    total = 0.0
+    for start in range(0, values.size, NORM_BLOCK):
+        block = values[start : start + NORM_BLOCK].astype(np.float64)
+        total += float(np.add.reduce(block * block))
+    return math.sqrt(total)
+
+
+def encode(model: FlatModel, metadata: dict[str, Any] | None = None) -> bytes:
+    """The safetensors file of a model: canonical order, at most one metadata key."""
+    header: dict[str, Any] = {}
+    if metadata is not None:
+        header["__metadata__"] = {METADATA_KEY: canonical_json(metadata)}
+    parts: list[bytes] = [np.ascontiguousarray(model.floats, dtype="<f4").tobytes()]
+    end = 0
+    for tensor, where in model.template.slices():
+        start, end = end, end + tensor.size * _ITEM_BYTES[tensor.dtype]
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        if tensor.kind == "integer":
+            values = model.integers[where].astype(_INTEGER_DTYPES[tensor.dtype])
+            parts.append(values.tobytes())
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns the data to 8 bytes
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A parsed safetensors header. entries: name -> (dtype, shape, start, end), data offsets."""
+
+    entries: dict[str, tuple[str, tuple[int, ...], int, int]]
+    metadata: dict[str, Any]
+    data_start: int
+
+
+def read_header(body: bytes, *, max_header_bytes: int = MAX_HEADER_BYTES) -> Header:
+    """Parse and check the header at the start of a (possibly longer or cut) safetensors file."""
+    if len(body) < 8:
+        raise InvalidTensors(f"safetensors: {len(body)} bytes, a file has at least 8")
+    length = int.from_bytes(body[:8], "little")
+    if length > max_header_bytes:
+        raise InvalidTensors(f"safetensors: header of {length} bytes, at most {max_header_bytes}")
+    if len(body) < 8 + length:
+        raise InvalidTensors(f"safetensors: cut off inside its header of {length} bytes")
+    try:
+        fields = json.loads(body[8 : 8 + length], object_pairs_hook=_without_duplicates)
+        raw = fields.pop("__metadata__", {})
+        metadata = json.loads(raw[METADATA_KEY]) if METADATA_KEY in raw else {}
+        entries = {name: _entry(value) for name, value in fields.items()}
+        if not isinstance(metadata, dict):
+            raise ValueError("metadata is not an object")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InvalidTensors(f"safetensors: malformed header: {error}") from error
+    return Header(entries, metadata, 8 + length)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("the same key twice")
+    return fields
+
+
+def _entry(value: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
+    dtype, shape, (start, end) = value["dtype"], value["shape"], value["data_offsets"]
+    if set(value) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"unexpected fields {sorted(value)}")
+    numbers = [*shape, start, end]
+    if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
+        raise ValueError(f"shape {shape} or offsets {start}, {end} are not sizes")
+    return dtype, tuple(shape), start, end
+
+
+def max_update_bytes(template: Template) -> int:
+    """The size that no update of this template can exceed: all data, and a generous header."""
+    return template.size_bytes + max_update_header_bytes(template)
+
+
+def max_update_header_bytes(template: Template) -> int:
+    return 16_384 + sum(len(tensor.name) * 6 + 256 for tensor in template.tensors)
+
+
+def decode(body: bytes, template: Template, *, max_header_bytes: int | None = None) -> FlatModel:
+    """Read a model or update that must match the template exactly.
+
+    Floats may be stored as F16 or BF16 and are widened exactly; nothing else may differ.
+    """
+    header = read_header(
+        body, max_header_bytes=max_header_bytes or max_update_header_bytes(template)
+    )
+    expected = {tensor.name for tensor in template.tensors}
+    if set(header.entries) != expected:
+        missing, extra = expected - set(header.entries), set(header.entries) - expected
+        raise InvalidTensors(f"tensors: missing {_some(missing)}, unexpected {_some(extra)}")
+    data = memoryview(body)[header.data_start :]
+    _check_layout(header, len(data))
+    floats = np.empty(template.num_floats, np.float32)
+    integers = np.empty(template.num_integers, np.int64)
+    for tensor, where in template.slices():
+        dtype, shape, start, end = header.entries[tensor.name]
+        allowed = {tensor.dtype} if tensor.kind == "integer" else {"F32", "F16", "BF16"}
+        if dtype not in allowed:
+            raise InvalidTensors(f"{tensor.name}: dtype {dtype}, expected {tensor.dtype}")
+        if shape != tensor.shape:
+            raise InvalidTensors(
+                f"{tensor.name}: shape {list(shape)}, expected {list(tensor.shape)}"
+            )
+        if end - start != tensor.size * _ITEM_BYTES[dtype]:
+            raise InvalidTensors(f"{tensor.name}: {end - start} bytes for {dtype}{list(shape)}")
+        if tensor.kind == "integer":
+            integers[where] = np.frombuffer(data[start:end], _INTEGER_DTYPES[dtype])
+        else:
+            floats[where] = _widened(data[start:end], dtype)
+    model = FlatModel(template, floats, integers)
+    if not model.is_finite:
+        bad = [t.name for t, array in model.named() if not np.isfinite(array).all()]
+        raise InvalidTensors(f"{_some(bad)}: holds NaN or infinity")
+    return model
+
+
+def infer_template(header: Header, *, num_parameters: int) -> Template:
+    """The template of version 0: its first `num_parameters` float tensors in file order train."""
+    tensors: list[Tensor] = []
+    for name, (dtype, shape, _, _) in sorted(header.entries.items(), key=lambda item: item[1][2:]):
+        floats_before = sum(tensor.kind != "integer" for tensor in tensors)
+        kind: Kind = "parameter" if floats_before < num_parameters else "buffer"
+        tensors.append(Tensor(name, "integer" if dtype in _INTEGER_DTYPES else kind, dtype, shape))
+    return Template(tuple(tensors))
+
+
+def _widened(data: memoryview, dtype: str) -> Floats:
+    if dtype == "BF16":  # the upper half of a float32
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view(np.float32)
+    return np.frombuffer(data, "<f4" if dtype == "F32" else "<f2").astype(np.float32, copy=False)
+
+
+def _check_layout(header: Header, num_bytes: int) -> None:
+    at = 0
+    for start, end in sorted((start, end) for _, _, start, end in header.entries.values()):
+        if start != at or end < start:
+            raise InvalidTensors(f"safetensors: gap or overlap at byte {start} of the data")
+        at = end
+    if at != num_bytes:
+        raise InvalidTensors(f"safetensors: {num_bytes} bytes of data, the header promises {at}")
+
+
+def _some(names: Iterable[str]) -> str:
+    """A few names for an error text, never an unbounded list from outside."""
+    names = sorted(names)
+    shown = ", ".join(f"{name:.60}" for name in names[:3]) or "none"
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,76 @@
+"""Small values that several tests build: a spec, clients, updates, vectors, submissions."""
+
+from typing import Any
+
+import numpy as np
+
+from fedfa.federation import Client, Federation, Job, Update, found
+from fedfa.manifests import Birth, ModelRef
+from fedfa.spec import FederationSpec, Submitted, parse
+from fedfa.tensors import FlatModel, Template, Tensor, encode
+
+UID = "0123456789abcdef0123456789abcdef"
+ATTEMPT = "1764495000000-0a1b2c3d-000001"
+DIGEST = "ab" * 32
+
+TEMPLATE = Template(
+    (
+        Tensor("weight", "parameter", "F32", (2, 3)),
+        Tensor("running_mean", "buffer", "F32", (2,)),
+        Tensor("count", "integer", "I64", ()),
+    )
+)
+
+
+def spec(**fields: Any) -> FederationSpec:
+    defaults: dict[str, Any] = {"concurrency": 3, "clients": 8, "seed": 1}
+    return parse(defaults | fields)
+
+
+def clients(number: int = 8, *, pool: str = "default") -> tuple[Client, ...]:
+    return tuple(Client(f"client-{at:04d}", 10, pool) for at in range(number))
+
+
+def federation(number: int = 8, **fields: Any) -> Federation:
+    return found(spec(clients=number, **fields), clients(number))
+
+
+def update(federation: Federation, job: Job, **fields: Any) -> Update:
+    defaults: dict[str, Any] = {
+        "job": job,
+        "attempt": ATTEMPT,
+        "client": federation.state.slots[job.slot].client,
+        "key": f"fed/updates/{job.slot}-{job.generation}/{ATTEMPT}-{DIGEST[:16]}.safetensors",
+        "digest": DIGEST,
+        "base_version": federation.state.version,
+        "num_examples": 10,
+        "num_steps": 5,
+        "loss": 1.0,
+        "trainer": "trainer-1",
+        "started_at": 100.0,
+        "train_seconds": 1.0,
+        "delay_seconds": 0.5,
+    }
+    return Update(**(defaults | fields))
+
+
+def vector(seed: int, *, scale: float = 1.0) -> FlatModel:
+    generator = np.random.default_rng(seed)
+    floats = (generator.normal(size=TEMPLATE.num_floats) * scale).astype(np.float32)
+    return FlatModel(TEMPLATE, floats, np.array([seed % 100], np.int64))
+
+
+def submitted(name: str = "fed", **fields: Any) -> Submitted:
+    return Submitted(federation=name, uid=UID, created_at=1000.0, spec=spec(**fields))
+
+
+def birth(number: int = 8) -> Birth:
+    return Birth(clients(number), TEMPLATE, "")
+
+
+def stored(model: FlatModel, metadata: dict[str, Any] | None = None) -> bytes:
+    return encode(model, metadata)
+
+
+def reference(version: int, key: str, digest: str) -> ModelRef:
+    return ModelRef(version, key, digest)
