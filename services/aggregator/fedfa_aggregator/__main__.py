@@ -1,0 +1,69 @@
+"""fedfa-aggregator: settings -> store, broker -> loop."""
+
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+
+from fedfa import __version__, conformance
+from fedfa.broker import Consumer, Publisher
+from fedfa.errors import FedfaError, Fenced
+from fedfa.observability import (
+    EXIT_FENCED,
+    Pulse,
+    configure_logging,
+    end,
+    ready,
+    serve_http,
+    settings_or_exit,
+)
+from fedfa.s3 import S3Store
+from fedfa.settings import BrokerSettings, StoreSettings
+from fedfa.topology import UPDATES_QUEUE
+from fedfa_aggregator.service import Aggregator, run
+from fedfa_aggregator.settings import AggregatorSettings
+
+
+def main() -> None:
+    if "--version" in sys.argv:
+        print(f"fedfa-aggregator {__version__}")
+        return
+    settings = settings_or_exit(AggregatorSettings)
+    broker_settings = settings_or_exit(BrokerSettings)
+    store_settings = settings_or_exit(StoreSettings)
+    configure_logging("aggregator", level=settings.log_level, as_json=settings.log_json)
+    writer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        store = S3Store(store_settings)
+        store.ensure_bucket()
+        conformance.probe(store, now=time.time)
+        publisher = Publisher(broker_settings, name="aggregator")
+        consumer = Consumer(
+            broker_settings, [(UPDATES_QUEUE, settings.prefetch)], name="aggregator"
+        )
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, lambda *_: consumer.stop())
+        pulse = Pulse()
+        serve_http(
+            settings.http_host,
+            settings.http_port,
+            {"/healthz": pulse.answer, "/readyz": ready(lambda: consumer.is_consuming)},
+        )
+        aggregator = Aggregator(
+            store,
+            lambda message, route, headers: publisher.publish(message, route, headers=headers),
+            writer=writer,
+        )
+        run(consumer, aggregator, store, pulse)
+        consumer.close()
+        publisher.close()
+    except Fenced as error:
+        raise end(error, exit_code=EXIT_FENCED) from error
+    except FedfaError as error:
+        raise end(error) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Is this update what its message says, and fit for its federation? Reads only, decides nothing.
+
+An outage raises StoreUnavailable and is never a verdict; only a missing object and a fault of
+the content are.
+"""
+
+from fedfa import keys
+from fedfa.errors import InvalidInput, InvalidTensors, NotFound, TooLarge
+from fedfa.federation import Job, Update
+from fedfa.messages import UpdateReady
+from fedfa.store import ObjectStore
+from fedfa.tensors import (
+    FlatModel,
+    Template,
+    decode,
+    max_update_bytes,
+    max_update_header_bytes,
+    read_header,
+    sha256,
+)
+
+
+def fetch(
+    store: ObjectStore, message: UpdateReady, template: Template, *, client: str
+) -> tuple[Update, FlatModel | None, str]:
+    """Download and check one announced update.
+
+    Returns the update with the digest of the bytes found, and either its vector or the reason
+    for which it must be rejected (the other is None or "").
+    """
+    try:
+        body = _download(store, message, template, client=client)
+    except InvalidInput as error:
+        return update_of(message, digest=message.digest or ""), None, _reason(error)
+    update = update_of(message, digest=sha256(body))
+    try:
+        _check_identity(body, message, update.digest, template)
+        return update, decode(body, template), ""
+    except InvalidInput as error:
+        return update, None, _reason(error)
+
+
+def update_of(message: UpdateReady, *, digest: str) -> Update:
+    return Update(
+        job=Job(message.slot, message.generation),
+        attempt=message.attempt,
+        client=message.client,
+        key=message.key,
+        digest=digest,
+        base_version=message.base_version,
+        num_examples=message.num_examples,
+        num_steps=message.num_steps,
+        loss=message.loss,
+        trainer=message.trainer,
+        started_at=message.started_at,
+        train_seconds=message.train_seconds,
+        delay_seconds=message.delay_seconds,
+    )
+
+
+def metadata_of(message: UpdateReady) -> dict[str, object]:
+    """What the update's file says about itself: every field of its message but key and digest."""
+    return message.model_dump(by_alias=True, exclude={"key", "digest"})
+
+
+def _download(
+    store: ObjectStore, message: UpdateReady, template: Template, *, client: str
+) -> bytes:
+    prefix = keys.updates_of(message.federation, message.slot, message.generation)
+    if not message.key.startswith(f"{prefix}{message.attempt}-"):
+        raise InvalidInput(f"key: {message.key:.200} is not of {prefix}{message.attempt}")
+    if message.client != client:
+        raise InvalidInput(f"client: {message.client:.60}, the job is open for {client}")
+    try:
+        return store.get(message.key, max_bytes=max_update_bytes(template))
+    except NotFound:
+        raise InvalidInput(f"missing: no object {message.key}") from None
+
+
+def _check_identity(body: bytes, message: UpdateReady, digest: str, template: Template) -> None:
+    if not keys.digest_matches(message.key, digest):
+        raise InvalidInput(f"digest: the bytes hash to {digest}, the key says otherwise")
+    if message.digest is not None and message.digest != digest:
+        raise InvalidInput(f"digest: the bytes hash to {digest}, the message says {message.digest}")
+    header = read_header(body, max_header_bytes=max_update_header_bytes(template))
+    if header.metadata != metadata_of(message):
+        raise InvalidInput("metadata: the file does not say what its message says")
+
+
+def _reason(error: InvalidInput) -> str:
+    """A reason to commit: bounded, and led by a word that can be counted."""
+    text = str(error)[:500]
+    if isinstance(error, TooLarge):
+        return f"size: {text}"
+    if isinstance(error, InvalidTensors):
+        return f"tensors: {text}"
+    return text

@@ -1,0 +1,26 @@
+"""The aggregator's Prometheus metrics. Labels are bounded: never a client, never a federation."""
+
+from collections.abc import Iterable
+
+from prometheus_client import Counter, Histogram
+
+from fedfa.federation import Decision, Merged
+
+updates = Counter("fedfa_updates", "Updates and abandonments by outcome", ["outcome"])
+dead_letters = Counter("fedfa_dead_letters", "Messages moved to the dead-letter queue")
+fenced = Counter("fedfa_fenced", "Commits lost to another writer")
+fetch_seconds = Histogram("fedfa_fetch_seconds", "Download and check of one update")
+merge_seconds = Histogram("fedfa_merge_seconds", "Merge of one update")
+commit_seconds = Histogram("fedfa_commit_seconds", "Upload of a model and its manifest")
+staleness = Histogram(
+    "fedfa_update_staleness_versions",
+    "Versions between an update's base and its merge",
+    buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128, 256),
+)
+
+
+def observe(decisions: Iterable[Decision]) -> None:
+    for decision in decisions:
+        updates.labels(outcome=decision.event.outcome).inc()
+        if isinstance(decision.event, Merged) and decision.staleness is not None:
+            staleness.observe(decision.staleness)

@@ -1,0 +1,370 @@
+"""The aggregator's loop: receive, decide, commit, answer, and only then acknowledge.
+
+The manifest's conditional create is the only moment that counts. Before it, a crash leaves the
+messages with the broker; after it, a redelivered message finds its job closed.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fedfa import ledger as ledgers
+from fedfa import manifests
+from fedfa.broker import Consumer, Delivery
+from fedfa.errors import Fenced, InvalidInput, InvalidMessage, NotFound, StoreUnavailable
+from fedfa.federation import (
+    Abandoned,
+    Decision,
+    Job,
+    Rejected,
+    Stopped,
+    is_evaluation_due,
+)
+from fedfa.ledger import Ledger
+from fedfa.manifests import ModelRef
+from fedfa.messages import (
+    AbandonJob,
+    AnyMessage,
+    InitReady,
+    ModelReady,
+    StopFederation,
+    UpdateReady,
+)
+from fedfa.observability import Pulse
+from fedfa.replica import Replica, decide, merge
+from fedfa.spec import Submitted
+from fedfa.store import ObjectStore
+from fedfa.tensors import sha256
+from fedfa.topology import BROADCAST, DEAD, Route
+from fedfa_aggregator import metrics
+from fedfa_aggregator.inspection import fetch
+
+logger = logging.getLogger(__name__)
+
+Publish = Callable[[AnyMessage | bytes, Route, dict[str, str]], None]
+Decidable = UpdateReady | AbandonJob | StopFederation
+FENCED_AGAIN_SECONDS = 60.0
+
+
+class Undecidable(Exception):
+    """Raised when a message can never be decided; its text goes to the dead-letter queue."""
+
+
+class Ahead(Exception):
+    """Raised when a message knows more than this view of its federation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """A decoded message and the delivery to acknowledge."""
+
+    message: Decidable | InitReady
+    delivery: Delivery
+
+
+@dataclass(slots=True)
+class Batch:
+    """Decisions that will share one commit, and the mail they answer."""
+
+    replica: Replica | None
+    decisions: list[Decision] = field(default_factory=list)
+    answered: list[Mail] = field(default_factory=list)
+    is_complete: bool = False
+
+
+class Aggregator:
+    """Serves any number of federations. Holds nothing that the bucket does not.
+
+    clock gives unix seconds, for the manifests' information only; monotonic times fencings.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        publish: Publish,
+        *,
+        writer: str,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._publish = publish
+        self._writer = writer
+        self._clock = clock
+        self._monotonic = monotonic
+        self._ledgers: dict[str, Ledger] = {}
+        self._fenced_at = float("-inf")
+
+    def serve(self, deliveries: Sequence[Delivery]) -> None:
+        """Answer a backlog, federation by federation, each in order of arrival.
+
+        Raises StoreUnavailable, and Fenced at the second lost commit within a minute; what was
+        not acknowledged then comes again.
+        """
+        mails: dict[str, deque[Mail]] = {}
+        for delivery in deliveries:
+            if mail := self._open(delivery):
+                mails.setdefault(mail.message.federation, deque()).append(mail)
+        for federation, queue in mails.items():
+            while queue:
+                self._serve_batch(federation, queue)
+
+    def forget(self) -> None:
+        """Drop every view; the bucket is read again when a message needs it."""
+        self._ledgers.clear()
+
+    def _open(self, delivery: Delivery) -> Mail | None:
+        try:
+            message = delivery.message()
+        except InvalidMessage as error:
+            self._bury(delivery, str(error))
+            return None
+        if not isinstance(message, Decidable | InitReady):
+            self._bury(delivery, f"{message.kind}: nothing that an aggregator decides")
+            return None
+        return Mail(message, delivery)
+
+    def _serve_batch(self, federation: str, queue: deque[Mail]) -> None:
+        """Take mail until something must be committed, commit it, answer, acknowledge."""
+        try:
+            ledger = self._view(federation, queue[0].message.uid)
+        except Undecidable as error:
+            self._bury(queue.popleft().delivery, str(error))
+            return
+        batch = Batch(ledger.replica if ledger else None)
+        try:
+            ledger = self._fill(ledger, batch, federation, queue)
+            if batch.decisions and ledger and batch.replica:
+                with metrics.commit_seconds.time():
+                    ledger = ledgers.commit(
+                        self._store,
+                        ledger,
+                        batch.replica,
+                        tuple(batch.decisions),
+                        writer=self._writer,
+                        now=self._clock(),
+                    )
+        except (Fenced, StoreUnavailable) as error:
+            self._ledgers.pop(federation, None)  # whatever this view is, it may be wrong now
+            queue.extendleft(reversed(batch.answered))
+            if isinstance(error, StoreUnavailable):
+                raise
+            self._fenced(error)
+            return
+        if ledger is not None:
+            self._ledgers[federation] = ledger
+            self._announce(ledger, batch)
+        for mail in batch.answered:
+            mail.delivery.ack()
+
+    def _fill(
+        self, ledger: Ledger | None, batch: Batch, federation: str, queue: deque[Mail]
+    ) -> Ledger | None:
+        """Decide mail into the batch. Returns the ledger to commit on (a birth commits itself)."""
+        while queue and not batch.is_complete:
+            mail = queue.popleft()
+            try:
+                if ledger is None:
+                    ledger = self._birth(federation, mail.message)
+                    batch.is_complete = True
+                elif mail.message.uid == ledger.submission.uid:
+                    self._decide(ledger, batch, mail.message)
+            except Undecidable as error:
+                self._bury(mail.delivery, str(error))
+                continue
+            except Ahead as error:
+                if batch.decisions or batch.answered:  # first answer what is decided already
+                    queue.appendleft(mail)
+                    return ledger
+                fresh = self._reload(federation, mail.message.uid)
+                if fresh is None or (ledger and fresh.head.digest == ledger.head.digest):
+                    self._bury(mail.delivery, str(error))
+                    continue
+                ledger, batch.replica = fresh, fresh.replica
+                queue.appendleft(mail)
+                continue
+            except (Fenced, StoreUnavailable):
+                queue.appendleft(mail)
+                raise
+            batch.answered.append(mail)
+        return ledger
+
+    def _decide(self, ledger: Ledger, batch: Batch, message: Decidable | InitReady) -> None:
+        """Decide one message into the batch; a late one or a duplicate changes nothing."""
+        replica = batch.replica
+        if replica is None or isinstance(message, InitReady):
+            return  # over, or born already
+        federation = replica.federation
+        if isinstance(message, StopFederation):
+            version = federation.state.version
+            if message.final_version is not None and message.final_version > version:
+                raise Ahead(f"final_version {message.final_version}, the newest is {version}")
+            final = version if message.final_version is None else message.final_version
+            decided = decide(replica, Stopped(message.status, message.reason, final))
+        else:
+            job = Job(message.slot, message.generation)
+            standing = federation.standing(job)
+            if standing == "late":
+                metrics.updates.labels(outcome="late").inc()
+                return
+            if standing == "ahead":
+                raise Ahead(f"slot {job.slot} is not open for generation {job.generation}")
+            if isinstance(message, AbandonJob):
+                decided = decide(replica, Abandoned(job, message.reason))
+            else:
+                decided = self._decide_update(ledger, replica, message)
+        after, decisions = decided
+        batch.replica = after
+        batch.decisions.extend(decisions)
+        metrics.observe(decisions)
+        state = after.federation.state
+        batch.is_complete = (
+            len(batch.decisions) >= federation.spec.limits.max_batch
+            or state.status != "running"
+            or (
+                state.version > federation.state.version
+                and is_evaluation_due(after.federation, state.version)
+            )
+        )
+
+    def _decide_update(
+        self, ledger: Ledger, replica: Replica, message: UpdateReady
+    ) -> tuple[Replica, tuple[Decision, ...]]:
+        if message.base_version > replica.version:
+            raise Ahead(f"base_version {message.base_version}, the newest is {replica.version}")
+        client = replica.federation.state.slots[message.slot].client
+        with metrics.fetch_seconds.time():
+            update, vector, reason = fetch(
+                self._store, message, replica.model.template, client=client
+            )
+        if vector is None:
+            return decide(replica, Rejected(update, reason))
+        with metrics.merge_seconds.time():
+            return merge(replica, update, vector)
+
+    def _birth(self, federation: str, message: Decidable | InitReady) -> Ledger | None:
+        """Commit manifest 0 from the first initial model, or from a stop before it."""
+        submission = self._submission(federation)
+        if message.uid != submission.uid:
+            return None
+        if isinstance(message, StopFederation):
+            return ledgers.stillborn(
+                self._store,
+                submission,
+                status=message.status,
+                reason=message.reason,
+                writer=self._writer,
+                now=self._clock(),
+            )
+        if not isinstance(message, InitReady):
+            raise Undecidable(f"{message.kind}: {federation} has no version 0 yet")
+        if not message.key.startswith(f"{federation}/models/0-"):
+            raise Undecidable(f"key: {message.key:.200} is not a version 0 of {federation}")
+        try:
+            body = self._store.get(message.key, max_bytes=ledgers.MAX_INITIAL_MODEL_BYTES)
+            if sha256(body) != message.digest:
+                raise Undecidable(f"{message.key}: its bytes hash to {sha256(body)}")
+            birth, vector = ledgers.birth_from(body)
+        except (NotFound, InvalidInput) as error:
+            raise Undecidable(f"initial model: {error}") from error
+        if reason := ledgers.why_unborn(submission, birth):
+            return ledgers.stillborn(
+                self._store,
+                submission,
+                status="failed",
+                reason=reason,
+                writer=self._writer,
+                now=self._clock(),
+            )
+        return ledgers.bear(
+            self._store,
+            submission,
+            ModelRef(0, message.key, message.digest),
+            birth,
+            vector,
+            writer=self._writer,
+            now=self._clock(),
+        )
+
+    def _view(self, federation: str, uid: str) -> Ledger | None:
+        """This aggregator's view of a federation, read from the bucket where it has none."""
+        ledger = self._ledgers.get(federation)
+        if ledger is not None and ledger.submission.uid == uid:
+            return ledger
+        return self._reload(federation, uid)  # unknown, or deleted and submitted again
+
+    def _reload(self, federation: str, uid: str) -> Ledger | None:
+        self._ledgers.pop(federation, None)
+        try:
+            ledger = ledgers.load(self._store, self._submission(federation))
+        except (InvalidInput, NotFound) as error:
+            raise Undecidable(f"{federation}: cannot be read back: {error}") from error
+        if ledger is not None:
+            self._ledgers[federation] = ledger
+        return ledger
+
+    def _submission(self, federation: str) -> Submitted:
+        try:
+            return manifests.submitted(self._store, federation)
+        except NotFound:
+            raise Undecidable(f"federation {federation}: no such spec.json in the bucket") from None
+
+    def _announce(self, ledger: Ledger, batch: Batch) -> None:
+        """Tell everybody, also on duplicates: whoever missed it the first time hears it now."""
+        manifest = ledger.head.manifest
+        closed = {
+            (mail.message.slot, mail.message.generation)
+            for mail in batch.answered
+            if isinstance(mail.message, UpdateReady | AbandonJob)
+        }
+        ready = ModelReady(
+            federation=manifest.federation,
+            uid=manifest.uid,
+            n=manifest.n,
+            version=manifest.state.version,
+            status=manifest.state.status,
+            closed=tuple(sorted(closed)),
+        )
+        self._publish(ready, BROADCAST, {})
+
+    def _bury(self, delivery: Delivery, reason: str) -> None:
+        logger.warning("dead-lettered", extra={"reason": reason})
+        metrics.dead_letters.inc()
+        self._publish(delivery.body, DEAD, {"fedfa-reason": reason[:1000]})
+        delivery.ack()
+
+    def _fenced(self, error: Fenced) -> None:
+        metrics.fenced.inc()
+        now = self._monotonic()
+        logger.warning("fenced", extra={"reason": str(error)})
+        if now - self._fenced_at < FENCED_AGAIN_SECONDS:
+            raise error
+        self._fenced_at = now
+
+
+def run(consumer: Consumer, aggregator: Aggregator, store: ObjectStore, pulse: Pulse) -> None:
+    """Serve until the consumer is stopped. No delivery is held while the store is out."""
+    for delivery in consumer:
+        pulse.beat()
+        if delivery is None:
+            continue
+        try:
+            aggregator.serve([delivery, *consumer.ready()])
+        except StoreUnavailable as error:
+            logger.warning("the store is out", extra={"reason": str(error)})
+            consumer.suspend()
+            aggregator.forget()
+            _await_store(consumer, store, pulse)
+            consumer.unsuspend()
+
+
+def _await_store(consumer: Consumer, store: ObjectStore, pulse: Pulse) -> None:
+    while not consumer.is_stopped:
+        pulse.beat()
+        try:
+            store.exists("HEAD.json")
+            return
+        except StoreUnavailable:
+            time.sleep(1.0)

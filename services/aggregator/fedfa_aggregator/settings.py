@@ -1,0 +1,15 @@
+"""The aggregator's settings, from FEDFA_* environment variables."""
+
+from pydantic import Field
+
+from fedfa.settings import ServiceSettings
+
+
+class AggregatorSettings(ServiceSettings):
+    prefetch: int = Field(
+        default=64,
+        ge=1,
+        le=1000,
+        alias="FEDFA_AGGREGATOR_PREFETCH",
+        description="announcements taken from the broker at once; more share one commit",
+    )

@@ -1,0 +1,99 @@
+"""One real RabbitMQ and one real S3 server for the whole session. A missing one is a failure.
+
+FEDFA_TEST_S3 names the store: `weed` (the default), `minio` (a minio binary on the PATH), or the
+URL of any S3 server, with FEDFA_S3_ACCESS_KEY and FEDFA_S3_SECRET_KEY in the environment. Every
+module gets a bucket and a virtual host of its own.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from fedfa.local.processes import ServerProcess, accepts, free_ports
+from fedfa.local.rabbitmq import RabbitMQ
+from fedfa.local.seaweedfs import SeaweedFS
+from fedfa.s3 import S3Store
+from fedfa.settings import BrokerSettings, StoreSettings
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/services/" in item.path.as_posix():
+            item.add_marker("services")
+
+
+@pytest.fixture(scope="session")
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    node = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+    node.start()
+    yield node
+    node.stop()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreSettings]:
+    """Where the S3 server of this session is; the bucket named here may not exist yet."""
+    choice = os.environ.get("FEDFA_TEST_S3", "weed")
+    folder = tmp_path_factory.mktemp("s3")
+    if choice.startswith("http"):
+        yield StoreSettings(endpoint=choice)
+    elif choice == "minio":
+        yield from _minio(folder)
+    else:
+        server = SeaweedFS(folder)
+        server.start()
+        yield server.settings()
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def store_settings(s3: StoreSettings) -> StoreSettings:
+    return s3.model_copy(update={"bucket": f"test-{secrets.token_hex(6)}"})
+
+
+@pytest.fixture(scope="module")
+def store(store_settings: StoreSettings) -> S3Store:
+    bucket = S3Store(store_settings)
+    bucket.ensure_bucket()
+    return bucket
+
+
+@pytest.fixture(scope="module")
+def broker_settings(rabbit: RabbitMQ) -> Iterator[BrokerSettings]:
+    """The broker, with a virtual host of this module's own: no queue is shared with others."""
+    vhost = f"test-{secrets.token_hex(6)}"
+    rabbit.ctl("add_vhost", vhost)
+    rabbit.ctl("set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
+    yield BrokerSettings(url=SecretStr(f"{rabbit.url}{vhost}"))
+    rabbit.ctl("delete_vhost", vhost)
+
+
+def _minio(folder: Path) -> Iterator[StoreSettings]:
+    binary = shutil.which("minio")
+    assert binary, "FEDFA_TEST_S3=minio needs a minio binary on the PATH"
+    port, console = free_ports(2)
+    secret = secrets.token_hex(16)
+    server = ServerProcess(
+        "MinIO",
+        [
+            binary,
+            "server",
+            str(folder / "data"),
+            f"--address=127.0.0.1:{port}",
+            f"--console-address=127.0.0.1:{console}",
+        ],
+        log=folder / "minio.log",
+        env={**os.environ, "MINIO_ROOT_USER": "fedfa", "MINIO_ROOT_PASSWORD": secret},
+    )
+    server.wait_until(lambda: accepts(port), timeout_seconds=30)
+    yield StoreSettings(
+        endpoint=f"http://127.0.0.1:{port}",
+        access_key=SecretStr("fedfa"),
+        secret_key=SecretStr(secret),
+    )
+    server.stop()

@@ -1,0 +1,278 @@
+"""The `fedfa` command as a person meets it: what it prints, where, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from fedfa import keys
+from fedfa.cli import observe, results, views
+from fedfa.errors import NotFound
+from fedfa.history import HistoryReader, find_model
+from fedfa.ledger import read_model
+from fedfa.local.processes import free_port
+from fedfa.manifests import birth_of
+from fedfa.spec import FederationSpec
+from fedfa.store import DirectoryStore
+from fedfa.submission import ID, new_id
+from fedfa.summary import Summary, summarize
+from tests.unit.builders import submitted
+from tests.unit.sample_run import born, write_sample_run
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("FEDFA_")}
+
+
+def fedfa(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "fedfa.cli", *map(str, arguments)],
+        env=ENVIRONMENT | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def nowhere() -> dict[str, str]:
+    """Settings of servers that do not exist."""
+    return {
+        "FEDFA_S3_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        "FEDFA_S3_ACCESS_KEY": "a",
+        "FEDFA_S3_SECRET_KEY": "b",
+        "FEDFA_S3_OUTAGE_SECONDS": "0.2",
+    }
+
+
+def assert_one_line(done: "subprocess.CompletedProcess[str]", *parts: str) -> None:
+    """The command ended with 2 and one line on stderr, no traceback, that holds these parts."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "bucket")
+
+
+def spec_file(folder: Path, text: str) -> Path:
+    path = folder / "My Spec.yaml"
+    path.write_text(text)
+    return path
+
+
+# -- the command as a process ------------------------------------------------------------------
+
+
+def test_the_version_is_printed() -> None:
+    done = fedfa("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("fedfa ")
+
+
+def test_the_schema_is_that_of_the_spec() -> None:
+    assert json.loads(fedfa("schema").stdout) == FederationSpec.model_json_schema()
+
+
+def test_neither_torch_nor_matplotlib_pika_or_boto3_is_imported_at_start() -> None:
+    # given
+    program = (
+        "import sys, fedfa.cli\n"
+        "print([m for m in ('torch', 'matplotlib', 'pika', 'boto3') if m in sys.modules])"
+    )
+    # when
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    # then
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("rule: {name: fedfa-delta, window: 0}\nclients: 4", ["rule.fedfa-delta.window", "0"]),
+        ("clients: 4\nconcurrency: 9", ["concurrency: 9", "at most 4"]),
+        ("clients: 4\nwindow: 3", ["window: no such field"]),
+        ("clients: [", ["cannot be read as YAML"]),
+    ],
+)
+def test_a_wrong_spec_is_explained_in_one_line(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = spec_file(tmp_path, text)
+    assert_one_line(fedfa("submit", path, **nowhere()), *parts)
+
+
+def test_a_missing_spec_is_named(tmp_path: Path) -> None:
+    assert_one_line(fedfa("submit", tmp_path / "no.yaml", **nowhere()), "no.yaml: no such file")
+
+
+def test_a_malformed_id_is_refused(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "clients: 4")
+    assert_one_line(fedfa("submit", path, "--id", "../x", **nowhere()), "'../x'", "a-z")
+
+
+@pytest.mark.parametrize("assignment", ["rule.window", "=3", "clients.x=1"])
+def test_an_assignment_that_sets_no_field_is_refused(tmp_path: Path, assignment: str) -> None:
+    path = spec_file(tmp_path, "clients: 4")
+    done = fedfa("submit", path, "--set", assignment, **nowhere())
+    assert_one_line(done, assignment, "rule.server_lr=2.0")
+
+
+def test_an_assignment_is_checked_like_the_file(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "clients: 4")
+    done = fedfa("submit", path, "--set", "rule.window=0", **nowhere())
+    assert_one_line(done, "rule.fedfa-delta.window")
+
+
+@pytest.mark.parametrize("command", [["status"], ["watch", "x"], ["verify", "x"], ["report", "x"]])
+def test_an_unreachable_store_is_named(command: list[str]) -> None:
+    settings = nowhere()
+    assert_one_line(fedfa(*command, **settings), settings["FEDFA_S3_ENDPOINT"])
+
+
+def test_a_wrong_setting_is_named_without_its_value() -> None:
+    done = fedfa("status", FEDFA_S3_ENDPOINT="http://me:secret@host")
+    assert_one_line(done, "FEDFA_S3_ENDPOINT")
+    assert "secret" not in done.stderr
+
+
+def test_a_task_that_no_local_trainer_has_ends_a_local_run_at_once(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "task: {name: nonsense}\nclients: 4")
+    assert_one_line(fedfa("local", "run", path), "task.name: nonsense", "digits")
+
+
+def test_errors_are_red_only_where_colour_is_wanted(tmp_path: Path) -> None:
+    missing = tmp_path / "no.yaml"
+    assert "\x1b[" in fedfa("submit", missing, FORCE_COLOR="1").stderr
+    assert "\x1b[1;31m" not in fedfa("submit", missing, FORCE_COLOR="1", NO_COLOR="1").stderr
+
+
+# -- parts of it, on a store in a folder -------------------------------------------------------
+
+
+def test_a_new_id_is_readable_and_valid() -> None:
+    for stem in ("My Spec", "digits", "---", "x" * 200):
+        assert ID.fullmatch(new_id(stem))
+    assert new_id("My Spec").startswith("my-spec-")
+    assert new_id("digits") != new_id("digits")
+
+
+def test_an_exported_model_loads_without_us(store: DirectoryStore, tmp_path: Path) -> None:
+    # given
+    write_sample_run(store)
+    path = tmp_path / "out" / "model.safetensors"
+    # when
+    text = results.export_model(store, "fed", None, path)
+    # then
+    expected = read_model(store, find_model(store, "fed", 26), birth_of(store, "fed").template)
+    tensors = load_file(path)
+    assert set(tensors) == {"weight", "running_mean", "count"}
+    for tensor, array in expected.named():
+        assert tensors[tensor.name].dtype == array.dtype
+        assert tensors[tensor.name].tobytes() == array.tobytes()
+    assert "version 26" in text
+    assert "6 trained parameters" in text
+
+
+def test_any_version_can_be_exported(store: DirectoryStore, tmp_path: Path) -> None:
+    write_sample_run(store)
+    first = results.export_model(store, "fed", 0, tmp_path / "first.safetensors")
+    assert "version 0" in first
+    assert (
+        load_file(tmp_path / "first.safetensors")["weight"].tobytes()
+        == read_model(store, find_model(store, "fed", 0), birth_of(store, "fed").template)
+        .floats[:6]
+        .tobytes()
+    )
+
+
+def test_nothing_can_be_exported_before_the_first_model(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    store.create(keys.spec("fed"), submitted("fed").model_dump_json(by_alias=True).encode())
+    with pytest.raises(NotFound, match="fed: has no model yet"):
+        results.export_model(store, "fed", None, tmp_path / "model.safetensors")
+
+
+def test_an_honest_federation_is_confirmed_whole(store: DirectoryStore) -> None:
+    # given
+    write_sample_run(store)
+    # when
+    *_, last = results.confirm(store, "fed")
+    # then
+    history = HistoryReader(store, "fed").refresh()
+    assert last.mismatch is None
+    assert last.manifests == history.rows[-1].n + 1
+    assert last.updates == 30
+    assert last.version == 26
+    assert last.models == 27  # version 0 as well
+
+
+def test_a_lost_update_is_a_mismatch_and_what_was_confirmed_is_told(
+    store: DirectoryStore,
+) -> None:
+    # given
+    write_sample_run(store)
+    victim = next(iter(store.list("fed/updates/2-3/"))).key
+    store.delete(victim)
+    # when
+    *_, last = results.confirm(store, "fed")
+    # then
+    assert last.mismatch is not None
+    assert victim in last.mismatch
+    assert 0 < last.updates < 30
+    assert last.text.startswith("not verified after ")
+
+
+def test_a_federation_is_over_when_its_last_version_is_evaluated(store: DirectoryStore) -> None:
+    # given: the clock of the sample is long past, so no evaluation is waited for
+    born(store, "running")
+    write_sample_run(store)
+    running = HistoryReader(store, "running").refresh()
+    ended = HistoryReader(store, "fed").refresh()
+    # when, then
+    assert not observe.is_over(running)
+    assert observe.is_over(ended)
+    assert observe.exit_code(ended) == 0
+
+
+def test_a_line_says_all_that_matters(store: DirectoryStore) -> None:
+    # given
+    write_sample_run(store, stop={"updates": 30})
+    summary = summarize(HistoryReader(store, "fed").refresh(), now=0)
+    # when
+    line = views.line(summary)
+    # then
+    for part in (
+        "finished",
+        "version 26",
+        "updates 30",
+        "accuracy 0.8636",
+        "staleness",
+        "open 0/3",
+    ):
+        assert part in line
+    assert "\n" not in line
+
+
+def test_the_json_of_a_summary_is_plain(store: DirectoryStore) -> None:
+    write_sample_run(store)
+    summary = summarize(HistoryReader(store, "fed").refresh(), now=0)
+    assert json.loads(json.dumps(summary.as_json())) == asdict(summary)
+    assert isinstance(summary, Summary)
+
+
+def test_durations_are_short() -> None:
+    shown = [views.duration(seconds) for seconds in (4.21, 185, 7620)]
+    assert shown == ["4.2s", "3m05s", "2h07m"]
+
+
+def test_a_spark_line_rises_with_its_values() -> None:
+    assert views.spark([0.0, 1.0]) == views.SPARKS[0] + views.SPARKS[-1]
+    assert views.spark([1.0, 1.0]) == views.SPARKS[0] * 2
+    assert len(views.spark([float(at) for at in range(500)])) == views.SPARK_WIDTH
