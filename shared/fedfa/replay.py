@@ -15,7 +15,7 @@ from fedfa.manifests import Birth, Committed, Manifest
 from fedfa.replica import Replica, next_model, update_norm
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import encode, norm, sha256
+from fedfa.tensors import FlatModel, encode, norm, sha256
 
 TOLERANCE = 1e-9  # relative; of norms, which another numpy may sum differently
 
@@ -64,7 +64,7 @@ def _born(store: ObjectStore, submission: Submitted, manifest: Manifest) -> Repl
     return Replica(federation, vector, ())
 
 
-def _read_birth(store: ObjectStore, manifest: Manifest) -> tuple[Birth, ledger.FlatModel]:
+def _read_birth(store: ObjectStore, manifest: Manifest) -> tuple[Birth, FlatModel]:
     assert manifest.model is not None
     body = store.get(manifest.model.key)
     if sha256(body) != manifest.model.digest:

@@ -235,7 +235,8 @@ def load(path: Path, *, assignments: Sequence[str] = ()) -> FederationSpec:
     except FileNotFoundError:
         raise InvalidSpec(f"{path}: no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise InvalidSpec(f"{path}: cannot be read as YAML: {error}") from error
+        reason = " ".join(str(error).split())
+        raise InvalidSpec(f"{path}: cannot be read as YAML: {reason}") from error
     return parse(fields, source=str(path))
 
 
@@ -267,6 +268,8 @@ def describe(error: ValidationError) -> str:
         text = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             text = "no such field"
+        if problem["type"] == "union_tag_not_found":
+            text = f"{problem['ctx']['discriminator']} says which one, and is missing"
         shown = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r:.80})"
         problems.append(f"{where}: {text}{shown}" if where else text)
     return "; ".join(problems)

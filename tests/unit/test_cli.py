@@ -4,14 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
 from fedfa import keys
-from fedfa.cli import observe, results, views
+from fedfa.cli import main, observe, results, views
 from fedfa.errors import NotFound
 from fedfa.history import HistoryReader, find_model
 from fedfa.ledger import read_model
@@ -24,13 +25,39 @@ from fedfa.summary import Summary, summarize
 from tests.unit.builders import submitted
 from tests.unit.sample_run import born, write_sample_run
 
-ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("FEDFA_")}
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    stdout: str
+    stderr: str
 
 
-def fedfa(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+Fedfa = Callable[..., Ended]
+
+
+@pytest.fixture
+def fedfa(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fedfa:
+    """Run the command in this process, with nothing of FEDFA_* but what is given."""
+
+    def run(*arguments: object, **environment: str) -> Ended:
+        for name in [name for name in os.environ if name.startswith("FEDFA_")]:
+            monkeypatch.delenv(name)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["fedfa", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+def as_process(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "fedfa.cli", *map(str, arguments)],
-        env=ENVIRONMENT | environment,
+        env=dict(os.environ) | environment,
         capture_output=True,
         text=True,
         timeout=60,
@@ -47,9 +74,9 @@ def nowhere() -> dict[str, str]:
     }
 
 
-def assert_one_line(done: "subprocess.CompletedProcess[str]", *parts: str) -> None:
+def assert_one_line(done: Ended, *parts: str) -> None:
     """The command ended with 2 and one line on stderr, no traceback, that holds these parts."""
-    assert done.returncode == 2, done.stderr
+    assert done.code == 2, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1, done.stderr
@@ -72,12 +99,12 @@ def spec_file(folder: Path, text: str) -> Path:
 
 
 def test_the_version_is_printed() -> None:
-    done = fedfa("--version")
+    done = as_process("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("fedfa ")
 
 
-def test_the_schema_is_that_of_the_spec() -> None:
+def test_the_schema_is_that_of_the_spec(fedfa: Fedfa) -> None:
     assert json.loads(fedfa("schema").stdout) == FederationSpec.model_json_schema()
 
 
@@ -99,57 +126,66 @@ def test_neither_torch_nor_matplotlib_pika_or_boto3_is_imported_at_start() -> No
         ("rule: {name: fedfa-delta, window: 0}\nclients: 4", ["rule.fedfa-delta.window", "0"]),
         ("clients: 4\nconcurrency: 9", ["concurrency: 9", "at most 4"]),
         ("clients: 4\nwindow: 3", ["window: no such field"]),
+        ("clients: 4\nrule: {window: 3}", ["rule: 'name' says which one, and is missing"]),
         ("clients: [", ["cannot be read as YAML"]),
     ],
 )
-def test_a_wrong_spec_is_explained_in_one_line(tmp_path: Path, text: str, parts: list[str]) -> None:
+def test_a_wrong_spec_is_explained_in_one_line(
+    fedfa: Fedfa, tmp_path: Path, text: str, parts: list[str]
+) -> None:
     path = spec_file(tmp_path, text)
     assert_one_line(fedfa("submit", path, **nowhere()), *parts)
 
 
-def test_a_missing_spec_is_named(tmp_path: Path) -> None:
+def test_a_missing_spec_is_named(fedfa: Fedfa, tmp_path: Path) -> None:
     assert_one_line(fedfa("submit", tmp_path / "no.yaml", **nowhere()), "no.yaml: no such file")
 
 
-def test_a_malformed_id_is_refused(tmp_path: Path) -> None:
+def test_a_malformed_id_is_refused(fedfa: Fedfa, tmp_path: Path) -> None:
     path = spec_file(tmp_path, "clients: 4")
     assert_one_line(fedfa("submit", path, "--id", "../x", **nowhere()), "'../x'", "a-z")
 
 
 @pytest.mark.parametrize("assignment", ["rule.window", "=3", "clients.x=1"])
-def test_an_assignment_that_sets_no_field_is_refused(tmp_path: Path, assignment: str) -> None:
+def test_an_assignment_that_sets_no_field_is_refused(
+    fedfa: Fedfa, tmp_path: Path, assignment: str
+) -> None:
     path = spec_file(tmp_path, "clients: 4")
     done = fedfa("submit", path, "--set", assignment, **nowhere())
     assert_one_line(done, assignment, "rule.server_lr=2.0")
 
 
-def test_an_assignment_is_checked_like_the_file(tmp_path: Path) -> None:
-    path = spec_file(tmp_path, "clients: 4")
+def test_an_assignment_is_checked_like_the_file(fedfa: Fedfa, tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "clients: 4\nrule: {name: fedfa-delta}")
     done = fedfa("submit", path, "--set", "rule.window=0", **nowhere())
     assert_one_line(done, "rule.fedfa-delta.window")
 
 
 @pytest.mark.parametrize("command", [["status"], ["watch", "x"], ["verify", "x"], ["report", "x"]])
-def test_an_unreachable_store_is_named(command: list[str]) -> None:
+def test_an_unreachable_store_is_named(fedfa: Fedfa, command: list[str]) -> None:
     settings = nowhere()
     assert_one_line(fedfa(*command, **settings), settings["FEDFA_S3_ENDPOINT"])
 
 
-def test_a_wrong_setting_is_named_without_its_value() -> None:
+def test_a_wrong_setting_is_named_without_its_value(fedfa: Fedfa) -> None:
     done = fedfa("status", FEDFA_S3_ENDPOINT="http://me:secret@host")
     assert_one_line(done, "FEDFA_S3_ENDPOINT")
     assert "secret" not in done.stderr
 
 
-def test_a_task_that_no_local_trainer_has_ends_a_local_run_at_once(tmp_path: Path) -> None:
+def test_a_task_that_no_local_trainer_has_ends_a_local_run_at_once(
+    fedfa: Fedfa, tmp_path: Path
+) -> None:
     path = spec_file(tmp_path, "task: {name: nonsense}\nclients: 4")
     assert_one_line(fedfa("local", "run", path), "task.name: nonsense", "digits")
 
 
 def test_errors_are_red_only_where_colour_is_wanted(tmp_path: Path) -> None:
     missing = tmp_path / "no.yaml"
-    assert "\x1b[" in fedfa("submit", missing, FORCE_COLOR="1").stderr
-    assert "\x1b[1;31m" not in fedfa("submit", missing, FORCE_COLOR="1", NO_COLOR="1").stderr
+    coloured = as_process("submit", missing, FORCE_COLOR="1", TERM="xterm")
+    plain = as_process("submit", missing, FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
+    assert "\x1b[1;31merror: " in coloured.stderr
+    assert "31m" not in plain.stderr
 
 
 # -- parts of it, on a store in a folder -------------------------------------------------------

@@ -117,7 +117,7 @@ def test_what_was_read_once_is_not_read_again(store: DirectoryStore, tmp_path: P
 
 
 def test_an_unknown_federation_is_named_with_its_store(store: DirectoryStore) -> None:
-    with pytest.raises(NotFound, match="nobody: no such federation in .*fedfa status"):
+    with pytest.raises(NotFound, match=r"nobody: no such federation in .*fedfa status"):
         HistoryReader(store, "nobody")
 
 

@@ -208,7 +208,9 @@ def test_the_frozen_digest_covers_frozen_parameters_and_nothing_else():
     [
         lambda module: module[0].weight.data.view(-1)[0].add_(1e-3),
         lambda module: module[0].to(torch.bfloat16),
-        lambda module: setattr(module[0], "weight", nn.Parameter(module[0].weight.reshape(4, 9), False)),
+        lambda module: setattr(
+            module[0], "weight", nn.Parameter(module[0].weight.reshape(4, 9), False)
+        ),
         lambda module: module[3].requires_grad_(False),
     ],
     ids=["value", "dtype", "shape", "one more"],

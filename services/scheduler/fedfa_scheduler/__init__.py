@@ -1,0 +1,1 @@
+"""The scheduler service: keeps every open job of every federation alive."""

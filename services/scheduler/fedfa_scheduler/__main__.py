@@ -1,0 +1,75 @@
+"""fedfa-scheduler: settings -> store, broker -> loop."""
+
+import secrets
+import signal
+import sys
+import time
+
+from fedfa import __version__
+from fedfa.broker import Consumer, Publisher
+from fedfa.errors import FedfaError
+from fedfa.observability import (
+    Pulse,
+    configure_logging,
+    end,
+    ready,
+    serve_http,
+    settings_or_exit,
+)
+from fedfa.s3 import S3Store
+from fedfa.settings import BrokerSettings, StoreSettings
+from fedfa.topology import BROADCAST_QUEUE, EVENTS_QUEUE
+from fedfa_scheduler.fleet import Fleet
+from fedfa_scheduler.leases import Attempts
+from fedfa_scheduler.service import Scheduler, run
+from fedfa_scheduler.settings import SchedulerSettings
+
+PREFETCH = 200
+OUTAGE_SECONDS = 5.0  # the loop itself tries again, and must go on listening
+
+
+def main() -> None:
+    if "--version" in sys.argv:
+        print(f"fedfa-scheduler {__version__}")
+        return
+    settings = settings_or_exit(SchedulerSettings)
+    broker_settings = settings_or_exit(BrokerSettings)
+    store_settings = settings_or_exit(StoreSettings)
+    configure_logging("scheduler", level=settings.log_level, as_json=settings.log_json)
+    outage_seconds = min(OUTAGE_SECONDS, store_settings.outage_seconds)
+    reconnect_seconds = min(broker_settings.reconnect_max_seconds, settings.lease_ttl_seconds / 3)
+    broker_settings = broker_settings.model_copy(
+        update={"reconnect_max_seconds": reconnect_seconds}
+    )
+    try:
+        S3Store(store_settings).ensure_bucket()
+        store = S3Store(store_settings.model_copy(update={"outage_seconds": outage_seconds}))
+        publisher = Publisher(broker_settings, name="scheduler")
+        consumer = Consumer(
+            broker_settings,
+            [(EVENTS_QUEUE, PREFETCH), (BROADCAST_QUEUE, PREFETCH)],
+            name="scheduler",
+            idle_seconds=min(0.2, settings.reconcile_interval_seconds),
+        )
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, lambda *_: consumer.stop())
+        attempts = Attempts(start_ms=time.time_ns() // 1_000_000, random=secrets.randbits(32))
+        fleet = Fleet(lease_ttl_seconds=settings.lease_ttl_seconds, attempts=attempts)
+        scheduler = Scheduler(fleet, store, publisher, settings)
+        pulse = Pulse()
+        routes = {
+            "/healthz": pulse.answer,
+            "/readyz": ready(lambda: consumer.is_consuming),
+            "/open-jobs": scheduler.open_jobs,
+            "/federations": scheduler.federations,
+        }
+        serve_http(settings.http_host, settings.http_port, routes)
+        run(consumer, scheduler, pulse)
+        consumer.close()
+        publisher.close()
+    except FedfaError as error:
+        raise end(error) from error
+
+
+if __name__ == "__main__":
+    main()

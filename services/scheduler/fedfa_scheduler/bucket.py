@@ -1,0 +1,110 @@
+"""What the scheduler reads in the bucket, as values. What is malformed there counts as absent."""
+
+import json
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedfa import keys, manifests
+from fedfa.errors import InvalidInput, NotFound
+from fedfa.federation import Federation
+from fedfa.history import Evaluation
+from fedfa.manifests import Manifest
+from fedfa.messages import UpdateReady
+from fedfa.spec import Submitted, describe
+from fedfa.store import ObjectStore
+from fedfa.tensors import MAX_HEADER_BYTES, canonical_json, read_header
+
+logger = logging.getLogger(__name__)
+
+FIRST_READ_BYTES = 64 * 1024  # holds the header of most updates
+MAX_REASON_CHARACTERS = 1000
+
+_evaluation: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
+
+
+def value_of(
+    store: ObjectStore, submission: Submitted, known: Federation | None, manifest: Manifest
+) -> Federation:
+    """The federation at this manifest; what manifest 0 fixed is read once."""
+    if known is not None:
+        return known.having(manifest.state)
+    if manifest.model is None:
+        return Federation(submission.spec, (), manifest.state)
+    birth = manifests.birth_of(store, submission.federation)
+    return manifests.federation_of(submission, birth, manifest.state)
+
+
+def delivered_update(
+    store: ObjectStore, submission: Submitted, slot: int, generation: int
+) -> UpdateReady | None:
+    """The announcement of a finished attempt at this job, made from its file alone."""
+    federation = submission.federation
+    for info in store.list(keys.updates_of(federation, slot, generation)):
+        try:
+            metadata = _metadata(store, info.key)
+            update = UpdateReady.model_validate({**metadata, "key": info.key, "digest": None})
+        except (InvalidInput, ValidationError, NotFound) as error:
+            _ignore(info.key, str(error))
+            continue
+        prefix = keys.updates_of(federation, slot, generation)
+        names_itself = info.key.startswith(f"{prefix}{update.attempt}-")
+        if names_itself and update.job == (submission.uid, slot, generation):
+            return update
+        _ignore(info.key, "its metadata is about another job")
+    return None
+
+
+def has_initial_model(store: ObjectStore, federation: str) -> bool:
+    prefix = keys.model(federation, 0, "").removesuffix(".safetensors")
+    return any(True for _ in store.list(prefix))
+
+
+def evaluation(store: ObjectStore, federation: str, version: int) -> Evaluation | None:
+    key = keys.evaluation(federation, version)
+    try:
+        found = _evaluation.validate_json(store.get(key))
+    except NotFound:
+        return None
+    except ValidationError as error:
+        _ignore(key, describe(error))
+        return Evaluation(version, at=0.0, error="its file is malformed")
+    return found if found.version == version else Evaluation(version, 0.0, error="misplaced file")
+
+
+def evaluations(store: ObjectStore, federation: str, *, known: Collection[int]) -> list[Evaluation]:
+    """All that are not known yet."""
+    prefix = keys.evaluation(federation, 0).removesuffix("0.json")
+    names = [info.key.removeprefix(prefix).removesuffix(".json") for info in store.list(prefix)]
+    versions = {int(name) for name in names if name.isdecimal()} - set(known)
+    found = [evaluation(store, federation, version) for version in sorted(versions)]
+    return [each for each in found if each is not None]
+
+
+def evaluation_failure(version: int, error: str, *, at: float) -> bytes:
+    return canonical_json({"version": version, "error": error, "at": at}).encode()
+
+
+def stop_reason(store: ObjectStore, federation: str) -> str | None:
+    """Why `fedfa stop` wants the end, or None if nobody wants it."""
+    try:
+        fields: Any = json.loads(store.get(keys.stop(federation)))
+        return str(fields["reason"])[:MAX_REASON_CHARACTERS]
+    except NotFound:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return "a stop was requested"  # whatever it says, it is there
+
+
+def _metadata(store: ObjectStore, key: str) -> dict[str, Any]:
+    start = store.get_start(key, FIRST_READ_BYTES)
+    header_bytes = 8 + int.from_bytes(start[:8], "little")
+    if len(start) < header_bytes <= MAX_HEADER_BYTES:
+        start = store.get_start(key, header_bytes)
+    return read_header(start).metadata
+
+
+def _ignore(key: str, reason: str) -> None:
+    logger.warning("ignored an object", extra={"key": key, "reason": reason})

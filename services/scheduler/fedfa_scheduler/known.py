@@ -1,0 +1,162 @@
+"""A federation as the scheduler knows it: what calls for its end, and what its leases say. PURE."""
+
+from dataclasses import dataclass, field
+
+from fedfa.delays import delay_seconds
+from fedfa.federation import Federation, is_evaluation_due
+from fedfa.history import Evaluation
+from fedfa.manifests import Manifest, ModelRef
+from fedfa.messages import AbandonJob, EvalJob, InitModel, StopFederation, TrainJob
+from fedfa.spec import Submitted
+from fedfa_scheduler.leases import Lease, Work
+
+Order = TrainJob | EvalJob | InitModel
+
+
+@dataclass(slots=True)
+class Known:
+    """value and model are None before the birth.
+
+    is_current: seen in the bucket since the last start or gap, so that whatever is newer was
+    handed out by nobody else. due_version: the newest version that is to be evaluated.
+    """
+
+    submission: Submitted
+    value: Federation | None = None
+    n: int = -1
+    model: ModelRef | None = None
+    is_current: bool = False
+    leases: dict[Work, Lease] = field(default_factory=dict)
+    evaluations: dict[int, Evaluation] = field(default_factory=dict)
+    due_version: int | None = None
+    stop_request: str | None = None  # the reason in stop.json
+    stop_sent_at: float | None = None
+    lacking: dict[str, str] = field(default_factory=dict)  # trainer -> the task that it lacks
+
+    @property
+    def id(self) -> str:
+        return self.submission.federation
+
+    @property
+    def status(self) -> str:
+        return "unborn" if self.value is None else self.value.state.status
+
+    @property
+    def is_alive(self) -> bool:
+        """Not ended: its manifests may still change."""
+        return self.status in ("unborn", "running")
+
+    @property
+    def needs_nothing(self) -> bool:
+        """It has ended, and its final version was evaluated."""
+        return not self.is_alive and not self.leases and self.wanted_version is None
+
+    @property
+    def wanted_version(self) -> int | None:
+        """The version that lacks an evaluation. Older ones are skipped."""
+        return None if self.due_version in self.evaluations else self.due_version
+
+    @property
+    def evaluation_leases(self) -> list[Lease]:
+        return [lease for lease in self.leases.values() if lease.task == "evaluate"]
+
+    def work(self, task: str, first: int = 0, second: int = 0) -> Work:
+        return (self.submission.uid, task, first, second)
+
+    def learn(self, value: Federation, manifest: Manifest) -> None:
+        self.value, self.n, self.model = value, manifest.n, manifest.model
+        self.due_version = _due_version(value, manifest.model)
+
+
+def stop_of(known: Known, unix: float) -> StopFederation | None:
+    """The stop that the bucket and the clock call for, until a manifest shows one."""
+    if not known.is_alive:
+        return None
+    stop = known.submission.spec.stop
+    init = known.leases.get(known.work("init"))
+    reached = _reached(known)
+    if reached is not None and stop.target is not None:
+        value = reached.metrics[stop.target.metric]
+        reason = f"{stop.target.metric} {value:.4f} reached the target {stop.target.value:g}"
+        return _stop(known, "finished", reason, reached.version)
+    if known.stop_request is not None:
+        return _stop(known, "stopped", known.stop_request)
+    if stop.wall_seconds is not None and unix >= known.submission.created_at + stop.wall_seconds:
+        reason = f"{stop.wall_seconds:g} s since its submission have passed"
+        return _stop(known, "failed" if known.value is None else "finished", reason)
+    if init is not None and init.stage == "given_up":
+        return _stop(known, "failed", f"the initialisation {init.reason()}")
+    return None
+
+
+def order(known: Known, lease: Lease, *, attempt: str, ttl: float) -> Order | None:
+    """The message that hands this work out; None while the model to evaluate is not found."""
+    federation, uid = known.id, known.submission.uid
+    if lease.task == "init":
+        return InitModel(federation=federation, uid=uid, attempt=attempt, lease_ttl_seconds=ttl)
+    if lease.task == "evaluate":
+        if lease.model is None:
+            return None
+        return EvalJob(
+            federation=federation,
+            uid=uid,
+            attempt=attempt,
+            version=lease.model.version,
+            key=lease.model.key,
+            digest=lease.model.digest,
+            lease_ttl_seconds=ttl,
+        )
+    _, _, slot, generation = lease.work
+    spec = known.submission.spec
+    return TrainJob(
+        federation=federation,
+        uid=uid,
+        slot=slot,
+        generation=generation,
+        attempt=attempt,
+        client=lease.client,
+        opened_at=lease.opened_at,
+        delay_seconds=delay_seconds(spec.delay, seed=spec.seed, client=lease.client),
+        lease_ttl_seconds=ttl,
+    )
+
+
+def abandon(known: Known, lease: Lease) -> AbandonJob:
+    _, _, slot, generation = lease.work
+    return AbandonJob(
+        federation=known.id,
+        uid=known.submission.uid,
+        slot=slot,
+        generation=generation,
+        attempt=max(lease.attempt, lease.ended),
+        reason=lease.reason(),
+    )
+
+
+def _stop(
+    known: Known, status: str, reason: str, final_version: int | None = None
+) -> StopFederation:
+    fields = {"status": status, "reason": reason, "final_version": final_version}
+    identity = {"federation": known.id, "uid": known.submission.uid}
+    return StopFederation.model_validate(identity | fields)
+
+
+def _reached(known: Known) -> Evaluation | None:
+    """The first evaluation that reached the target."""
+    target = known.submission.spec.stop.target
+    if target is None:
+        return None
+    for version in sorted(known.evaluations):
+        metrics = known.evaluations[version].metrics
+        if target.metric in metrics and metrics[target.metric] >= target.value:
+            return known.evaluations[version]
+    return None
+
+
+def _due_version(value: Federation, model: ModelRef | None) -> int | None:
+    if value.state.status != "running":
+        return value.state.final_version if model is not None else None
+    if model is None:
+        return None
+    versions = range(model.version, -1, -1)
+    return next(version for version in versions if is_evaluation_due(value, version))

@@ -1,0 +1,344 @@
+"""The scheduler's loop: hear, look, do what the fleet says is due, acknowledge.
+
+All decisions are the fleet's; what is read, written and published here are its effects.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from fedfa import history, keys, manifests
+from fedfa.broker import Consumer, Delivery, Publisher
+from fedfa.errors import (
+    AlreadyExists,
+    BrokerUnavailable,
+    FedfaError,
+    InvalidInput,
+    InvalidMessage,
+    NotFound,
+    Unavailable,
+)
+from fedfa.manifests import Manifest
+from fedfa.messages import (
+    AnyMessage,
+    EvalJob,
+    EvalReady,
+    InitModel,
+    JobFacts,
+    JobFailed,
+    JobReleased,
+    ModelReady,
+    RollCall,
+    StartFederation,
+    TrainJob,
+)
+from fedfa.observability import Answer, Pulse
+from fedfa.store import ObjectStore
+from fedfa.topology import BROADCAST, DEAD, EVENTS_QUEUE, Route, jobs_queue
+from fedfa_scheduler import bucket, metrics, status
+from fedfa_scheduler.fleet import Action, FindModel, Fleet, Look, RecordFailure, Send
+from fedfa_scheduler.known import Known
+from fedfa_scheduler.settings import SchedulerSettings
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 10.0  # how long one confirm is waited for
+REST_SECONDS = 5.0  # after an outage: only listen
+BUSY_SECONDS = 1.0  # then listen again, and go on in the next turn
+
+
+def run(consumer: Consumer, scheduler: "Scheduler", pulse: Pulse) -> None:
+    """Serve until the consumer is stopped."""
+    for delivery in consumer:
+        pulse.beat()
+        scheduler.turn(delivery, epoch=consumer.epoch, is_active=consumer.is_consuming)
+
+
+class Scheduler:
+    """Holds nothing that cannot be read or heard again.
+
+    clock gives monotonic seconds, for leases; unix_clock is for wall-time limits only.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        store: ObjectStore,
+        publisher: Publisher,
+        settings: SchedulerSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._fleet = fleet
+        self._store = store
+        self._publisher = publisher
+        self._settings = settings
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._epoch: int | None = None  # None: not acting
+        self._has_gap = True  # messages may have been missed
+        self._last_turn = clock()
+        self._reconcile_at = self._discover_at = self._rest_until = float("-inf")
+        self._troubles: dict[str, str] = {}  # federation -> what is wrong with its objects
+        self._shown: tuple[Any, Any] = ({}, [])  # what HTTP threads see
+
+    def turn(self, delivery: Delivery | None, *, epoch: int, is_active: bool) -> None:
+        """One delivery, or none for a while, and everything that is due.
+
+        Without the exclusive event queue this is a standby, or has no broker: it does nothing.
+        """
+        now, last = self._clock(), self._last_turn
+        self._last_turn = now
+        if not is_active:
+            self._epoch = None
+            return
+        if epoch != self._epoch or now - last > self._settings.lease_ttl_seconds / 2:
+            self._epoch, self._has_gap = epoch, True
+        try:
+            if self._has_gap and not self._is_resting:
+                self._resume()
+            elif delivery is None:
+                self._fleet.drained(now)
+            if delivery is not None:
+                self._receive(delivery)
+            if now >= self._reconcile_at and not self._is_resting:
+                self._reconcile()
+            self._do_what_is_due()
+        except Unavailable as error:
+            self._rest(error)
+        if delivery is None:
+            self._show()
+
+    # -- hear -----------------------------------------------------------------------------------
+
+    def _receive(self, delivery: Delivery) -> None:
+        """Acknowledges in any case: what an outage keeps undone, the fleet remembers as due."""
+        try:
+            message = delivery.message()
+        except InvalidMessage as error:
+            self._bury(delivery, error)
+            return
+        try:
+            if delivery.queue == EVENTS_QUEUE.name:
+                self._on_event(message)
+            elif isinstance(message, ModelReady):
+                self._on_model_ready(message)
+            self._do_what_is_due()
+        finally:
+            delivery.ack()
+
+    def _bury(self, delivery: Delivery, error: InvalidMessage) -> None:
+        logger.warning("dead-lettered", extra={"reason": str(error)})
+        reason = {"fedfa-reason": str(error)[:1000]}
+        self._publisher.publish(
+            delivery.body, DEAD, headers=reason, timeout_seconds=PUBLISH_SECONDS
+        )
+        delivery.ack()
+
+    def _on_event(self, message: AnyMessage) -> None:
+        match message:
+            case StartFederation():
+                self._discover_at = float("-inf")  # in case the store is out
+                if not self._is_resting:
+                    self._meet(message.federation)
+            case EvalReady():
+                self._look_for_evaluation(message.federation, message.version)
+            case JobFacts():
+                self._on_fact(message)
+            case _:
+                logger.warning("unexpected message", extra={"kind": message.kind})
+
+    def _on_fact(self, fact: JobFacts) -> None:
+        if self._fleet.is_ahead(fact) and not self._is_resting:
+            self._meet(fact.federation)
+        if self._fleet.heard(fact, self._clock()):
+            if isinstance(fact, JobFailed):
+                metrics.jobs_failed.inc()
+                extra = {**_fields(fact), "error": fact.error}
+                logger.warning("a trainer reported a failure", extra=extra)
+            elif isinstance(fact, JobReleased):
+                metrics.jobs_released.inc()
+                logger.info("a job was handed back", extra={**_fields(fact), "why": fact.reason})
+
+    def _on_model_ready(self, hint: ModelReady) -> None:
+        """Read what it names and nothing else: trainers are waiting for the next jobs."""
+        known = self._fleet.federations.get(hint.federation)
+        if known is None or not known.is_current or hint.n <= known.n or self._is_resting:
+            return
+        try:
+            self._accept(known, manifests.read(self._store, hint.federation, hint.n).manifest)
+        except (NotFound, InvalidInput) as error:
+            self._trouble(hint.federation, error)  # the next reconcile will see what there is
+
+    # -- look -----------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """A start, or a gap in what was heard: ask every trainer what it holds, look everywhere."""
+        logger.info("acting", extra={"epoch": self._epoch})
+        self._fleet.gap()
+        self._publish(RollCall(), BROADCAST)
+        self._has_gap = False
+        self._reconcile_at = self._discover_at = float("-inf")
+
+    def _reconcile(self) -> None:
+        now = self._clock()
+        self._reconcile_at = now + self._settings.reconcile_interval_seconds
+        if now >= self._discover_at:
+            for federation in self._store.folders():
+                if federation not in self._fleet.federations:
+                    self._meet(federation)
+            self._discover_at = now + self._settings.discover_interval_seconds
+        for known in list(self._fleet.federations.values()):
+            if not known.needs_nothing:
+                self._observe(known)
+        for pool in self._fleet.pools:
+            num_ready, _ = self._publisher.counts(jobs_queue(pool).name)
+            self._fleet.counted(pool, num_ready, self._clock())
+        if self._publisher.counts(EVENTS_QUEUE.name)[0] == 0:
+            self._fleet.drained(self._clock())
+        self._show()
+
+    def _meet(self, federation: str) -> None:
+        """Read a federation's spec.json, and what became of it so far."""
+        try:
+            submission = manifests.submitted(self._store, federation)
+            if submission.federation != federation:
+                raise InvalidInput(f"{keys.spec(federation)}: it names {submission.federation}")
+        except NotFound:
+            return
+        except InvalidInput as error:
+            self._trouble(federation, error)
+            return
+        self._fleet.submitted(submission)
+        self._observe(self._fleet.federations[federation])
+
+    def _observe(self, known: Known) -> None:
+        try:
+            if not known.is_current:
+                found = bucket.evaluations(self._store, known.id, known=known.evaluations)
+                for evaluation in found:
+                    self._fleet.evaluated(known.id, evaluation)
+            if known.stop_request is None and known.is_alive:
+                reason = bucket.stop_reason(self._store, known.id)
+                if reason is not None:
+                    self._fleet.stop_requested(known.id, reason)
+            newest = manifests.newest(self._store, known.id, known=max(known.n, manifests.FIRST))
+            if newest is None:
+                self._fleet.unborn(known.id, self._clock())
+            else:
+                self._accept(known, newest.manifest)
+            self._troubles.pop(known.id, None)
+        except (InvalidInput, NotFound) as error:
+            self._trouble(known.id, error)
+
+    def _accept(self, known: Known, manifest: Manifest) -> None:
+        if manifest.uid != known.submission.uid:
+            raise InvalidInput(f"{known.id}: manifest {manifest.n} belongs to uid {manifest.uid}")
+        value = bucket.value_of(self._store, known.submission, known.value, manifest)
+        self._fleet.manifest(value, manifest, self._clock())
+
+    def _look_for_evaluation(self, federation: str, version: int) -> bool:
+        if federation not in self._fleet.federations or self._is_resting:
+            return False
+        evaluation = bucket.evaluation(self._store, federation, version)
+        if evaluation is None:
+            return False
+        self._fleet.evaluated(federation, evaluation)
+        return True
+
+    # -- do -------------------------------------------------------------------------------------
+
+    def _do_what_is_due(self) -> None:
+        started = self._clock()
+        while not self._is_resting:
+            actions = self._fleet.due(self._clock(), unix=self._unix_clock())
+            if not actions:
+                return
+            for action in actions:
+                self._do(action)
+                if self._clock() - started > BUSY_SECONDS:
+                    return
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Send():
+                self._publish(action.message, action.route)
+                self._fleet.done(action, self._clock())
+                if isinstance(action.message, TrainJob | EvalJob | InitModel):
+                    metrics.jobs_published.inc()
+                logger.info("sent", extra=_fields(action.message))
+            case Look():
+                self._look(action)
+            case FindModel(federation, (_, _, version, _)):
+                try:
+                    model = history.find_model(self._store, federation, version)
+                    self._fleet.model_found(action, model)
+                except (NotFound, InvalidInput) as error:
+                    self._trouble(federation, error)
+                    self._fleet.model_found(action, None)
+            case RecordFailure(federation, version, error):
+                body = bucket.evaluation_failure(version, error, at=self._unix_clock())
+                with suppress(AlreadyExists):  # a trainer did it after all
+                    self._store.create(keys.evaluation(federation, version), body)
+                self._look_for_evaluation(federation, version)
+
+    def _look(self, look: Look) -> None:
+        """See in the bucket whether the work is finished, before anything is said about it."""
+        submission = self._fleet.federations[look.federation].submission
+        _, task, first, generation = look.work
+        update, has_initial_model = None, False
+        if task == "evaluate" and self._look_for_evaluation(look.federation, first):
+            return
+        if task == "train":
+            update = bucket.delivered_update(self._store, submission, first, generation)
+        elif task == "init":
+            has_initial_model = bucket.has_initial_model(self._store, look.federation)
+        has_expired = self._fleet.looked(
+            look, self._clock(), update=update, has_initial_model=has_initial_model
+        )
+        if has_expired:
+            metrics.lease_expired.inc()
+            extra = {"federation": look.federation, "task": task, "job": f"{first}-{generation}"}
+            logger.warning("a lease expired", extra=extra)
+
+    def _publish(self, message: AnyMessage, route: Route) -> None:
+        self._publisher.publish(message, route, timeout_seconds=PUBLISH_SECONDS)
+
+    # -- outages, and what is shown -------------------------------------------------------------
+
+    @property
+    def _is_resting(self) -> bool:
+        return self._clock() < self._rest_until
+
+    def _rest(self, error: Unavailable) -> None:
+        """Only listen for a while, so that no delivery is held long; then try again."""
+        logger.warning("an outage", extra={"reason": str(error)})
+        self._rest_until = self._clock() + REST_SECONDS
+        if isinstance(error, BrokerUnavailable):  # trainers may be held back just as we are
+            self._has_gap = True
+
+    def _trouble(self, federation: str, error: FedfaError) -> None:
+        if self._troubles.get(federation) != str(error):
+            self._troubles[federation] = str(error)
+            logger.error("trouble with the bucket", extra={"reason": str(error)})
+
+    def _show(self) -> None:
+        metrics.show(self._fleet)
+        listed = status.federations(self._fleet, self._clock(), troubles=self._troubles)
+        self._shown = (status.open_jobs(self._fleet), listed)
+
+    def open_jobs(self) -> Answer:
+        """For autoscaling. A standby does not know: 503, so that nobody scales by it."""
+        return (200, self._shown[0]) if self._epoch is not None else (503, {"standby": True})
+
+    def federations(self) -> Answer:
+        return (200, self._shown[1]) if self._epoch is not None else (503, {"standby": True})
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    """What identifies a message, for the log."""
+    names = ("kind", "federation", "slot", "generation", "version", "attempt", "client", "trainer")
+    return {name: getattr(message, name) for name in names if hasattr(message, name)}

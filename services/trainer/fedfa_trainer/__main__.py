@@ -1,0 +1,87 @@
+"""fedfa-trainer: settings -> store, broker -> loop."""
+
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+
+import torch
+
+from fedfa import __version__
+from fedfa.broker import Consumer, Publisher
+from fedfa.errors import FedfaError
+from fedfa.observability import (
+    EXIT_MISCONFIGURED,
+    configure_logging,
+    end,
+    ready,
+    serve_http,
+    settings_or_exit,
+)
+from fedfa.s3 import S3Store
+from fedfa.settings import BrokerSettings, StoreSettings
+from fedfa_trainer.service import Trainer, queues
+from fedfa_trainer.settings import TrainerSettings
+from fedfa_trainer.work import Worker
+
+logger = logging.getLogger(__name__)
+
+EXIT_AT_ONCE = 128 + signal.SIGTERM
+FLUSH_SECONDS = 1.0
+
+
+def main() -> None:
+    if "--version" in sys.argv:
+        print(f"fedfa-trainer {__version__}")
+        return
+    settings = settings_or_exit(TrainerSettings)
+    broker_settings = settings_or_exit(BrokerSettings)
+    store_settings = settings_or_exit(StoreSettings)
+    configure_logging("trainer", level=settings.log_level, as_json=settings.log_json)
+    if settings.trainer_torch_threads is not None:
+        torch.set_num_threads(settings.trainer_torch_threads)
+    status = 0
+    try:
+        serve(settings, broker_settings, store_settings)
+    except FedfaError as error:
+        end(error)
+        status = EXIT_MISCONFIGURED
+    # Work that was handed back may still compute in its thread. It must not outlive us, and the
+    # interpreter's own exit would crash in the middle of torch.
+    logging.shutdown()
+    os._exit(status)
+
+
+def serve(
+    settings: TrainerSettings, broker_settings: BrokerSettings, store_settings: StoreSettings
+) -> None:
+    """Run a trainer until a signal ends it."""
+    publisher = Publisher(broker_settings, name=settings.trainer_name)
+    consumer = Consumer(broker_settings, queues(settings.pools), name=settings.trainer_name)
+    worker = Worker(S3Store(store_settings), publisher, task_allow=settings.task_allow)
+    trainer = Trainer(settings, consumer, publisher, worker)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if trainer.is_stopping:
+            os._exit(EXIT_AT_ONCE)
+        trainer.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    routes = {
+        "/healthz": trainer.pulse.answer,
+        "/readyz": ready(lambda: consumer.is_consuming),
+        "/jobs": trainer.jobs,
+    }
+    port = serve_http(settings.http_host, settings.http_port, routes)
+    logger.info("trainer started", extra={"port": port, "pools": settings.pools})
+    try:
+        trainer.run()
+    finally:
+        consumer.close()
+        publisher.close(FLUSH_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

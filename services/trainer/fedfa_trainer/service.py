@@ -1,0 +1,308 @@
+"""The trainer's loop: accept work, keep its leases, hear what became needless, end in time.
+
+The main thread alone reads messages and never computes or waits for the store. Each piece of
+held work has a thread of its own; the worker lets one of them compute at a time.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+from fedfa.broker import Consumer, Delivery, Publisher
+from fedfa.errors import BrokerUnavailable, Cancelled, InvalidMessage, Misconfigured
+from fedfa.messages import (
+    EvalJob,
+    InitModel,
+    JobFailed,
+    JobHeartbeat,
+    JobReleased,
+    JobStarted,
+    ModelReady,
+    RollCall,
+    TrainJob,
+)
+from fedfa.observability import Answer, Pulse
+from fedfa.topology import BROADCAST, BROADCAST_QUEUE, DEAD, EVENTS, Queue, jobs_queue
+from fedfa_trainer import metrics
+from fedfa_trainer.failures import explain
+from fedfa_trainer.held import PHASES, Held, Order, Work
+from fedfa_trainer.settings import TrainerSettings
+from fedfa_trainer.work import Worker
+
+logger = logging.getLogger(__name__)
+
+BROADCAST_PREFETCH = 100
+HEARTBEAT_TIMEOUT_SECONDS = 2.0
+# Work that was told to stop is waited for, and then reported even if it still computes.
+STOP_SECONDS = 2.0
+RELEASE_TIMEOUT_SECONDS = 1.0
+
+
+def queues(pools: tuple[str, ...]) -> list[tuple[Queue, int]]:
+    """What a trainer consumes, each with its prefetch."""
+    return [*((jobs_queue(pool), 1) for pool in pools), (BROADCAST_QUEUE, BROADCAST_PREFETCH)]
+
+
+class Trainer:
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        consumer: Consumer,
+        publisher: Publisher,
+        worker: Worker,
+    ) -> None:
+        self.pulse = Pulse()
+        self._settings = settings
+        self._consumer = consumer
+        self._publisher = publisher
+        self._worker = worker
+        self._job_queues = [jobs_queue(pool).name for pool in settings.pools]
+        self._lock = threading.Lock()  # of _held, and of pausing by its size
+        self._held: dict[Work, Held] = {}
+        self._epoch = consumer.epoch
+        self.is_stopping = False
+        self._deadline: float | None = None  # once stopping was noticed
+        self._fatal: Misconfigured | None = None
+
+    def run(self) -> None:
+        """Serve until stop(), and then until what can be finished is. Raises Misconfigured."""
+        for delivery in self._consumer:
+            self.pulse.beat()
+            if delivery is not None:
+                self._receive(delivery)
+            self._check_again_after_a_gap()
+            self._send_heartbeats()
+            self._measure()
+            if self.is_stopping and self._is_wound_up():
+                break
+        if self._fatal is not None:
+            raise self._fatal
+
+    def stop(self) -> None:
+        """Take no more work and end. Only sets a flag, so that a signal handler may call it."""
+        self.is_stopping = True
+
+    def jobs(self) -> Answer:
+        """The HTTP answer about what is held."""
+        now = time.monotonic()
+        return 200, [
+            {
+                "federation": held.order.federation,
+                "work": held.work[1:],
+                "attempt": held.attempt,
+                "phase": held.phase,
+                "phase_seconds": round(now - held.phase_began_at, 3),
+                "age_seconds": round(now - held.accepted_at, 3),
+            }
+            for held in self._snapshot()
+        ]
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _receive(self, delivery: Delivery) -> None:
+        is_broadcast = delivery.queue == BROADCAST_QUEUE.name
+        try:
+            message = delivery.message()
+        except InvalidMessage as error:
+            self._refuse(delivery, str(error))
+            return
+        match message:
+            case TrainJob() | EvalJob() | InitModel() if not is_broadcast:
+                self._accept(message, delivery)
+                return
+            case ModelReady() if is_broadcast:
+                self._worker.hear_model(message)
+                for held in self._snapshot():
+                    held.hear_model(message)
+            case JobStarted() if is_broadcast:
+                for held in self._snapshot():
+                    held.hear_started(message)
+            case RollCall() if is_broadcast:
+                for held in self._snapshot():
+                    held.next_heartbeat_at = 0.0
+            case _:
+                self._refuse(delivery, f"{message.kind}: not for a trainer")
+                return
+        delivery.ack()
+
+    def _refuse(self, delivery: Delivery, reason: str) -> None:
+        """To the dead-letter queue, except what went to every trainer: one may be older."""
+        logger.warning("message refused", extra={"queue": delivery.queue, "reason": reason})
+        if delivery.queue == BROADCAST_QUEUE.name:
+            delivery.ack()
+        else:
+            self._start("refuse", self._bury, delivery, reason)
+
+    def _bury(self, delivery: Delivery, reason: str) -> None:
+        headers = {"fedfa-reason": reason[:1000]}
+        self._publisher.publish(delivery.body, DEAD, headers=headers)
+        delivery.ack()
+
+    def _accept(self, order: Order, delivery: Delivery) -> None:
+        held = Held(order, trainer=self._settings.trainer_name)
+        with self._lock:
+            if self.is_stopping:
+                return  # not acknowledged: it goes back to the queue
+            known = self._held.get(held.work)
+            if known is None or known.should_stop():  # what is ending anyway makes room for it
+                known = None
+                self._held[held.work] = held
+                if len(self._held) >= self._settings.trainer_jobs:
+                    self._pause()  # before the ack, which would make the broker send another
+        if known is None:
+            self._start("work", self._hold, held, delivery)
+        else:
+            known.adopt(order.attempt)
+            self._start("claim", self._claim, known, delivery)
+
+    def _pause(self) -> None:
+        for name in self._job_queues:
+            self._consumer.pause(name)
+
+    # -- one piece of work, in its own thread -----------------------------------------------------
+
+    def _start(self, what: str, body: Callable[..., None], *arguments: object) -> None:
+        def run() -> None:
+            try:
+                body(*arguments)
+            except BrokerUnavailable:
+                logger.debug("ended with the broker connection", extra={"thread": what})
+            except Misconfigured as error:
+                self._fatal = error
+                self.is_stopping = True
+
+        threading.Thread(target=run, name=what, daemon=True).start()
+
+    def _hold(self, held: Held, delivery: Delivery) -> None:
+        try:
+            self._claim(held, delivery)
+            outcome, reason = self._perform(held)
+        finally:
+            self._let_go(held)
+        metrics.jobs.labels(outcome=outcome).inc()
+        task, number, generation = held.work[1:]
+        fields = {
+            "federation": held.order.federation,
+            "task": task,
+            "number": number,
+            "generation": generation,
+            "attempt": held.attempt,
+            "outcome": outcome,
+            "reason": reason,
+        }
+        logger.info("work ended", extra=fields)
+
+    def _claim(self, held: Held, delivery: Delivery) -> None:
+        """Everybody knows who has it before the broker forgets it."""
+        started = held.fact(JobStarted)
+        self._publisher.publish(started, EVENTS)
+        self._publisher.publish(started, BROADCAST)
+        delivery.ack()
+
+    def _perform(self, held: Held) -> tuple[str, str]:
+        """Do the work; returns its outcome, and the reason if it was not delivered."""
+        try:
+            self._worker.perform(held)
+        except Cancelled as error:
+            if held.released_at is None:
+                return "dropped", str(error)
+            self._publish_release(held)
+            return "released", held.reason
+        except BrokerUnavailable:
+            raise
+        except Misconfigured as error:
+            held.release(str(error))
+            with suppress(BrokerUnavailable):
+                self._publish_release(held, RELEASE_TIMEOUT_SECONDS)
+            raise
+        except (Exception, SystemExit) as error:  # the task's code may raise anything
+            reason = explain(error)
+        else:
+            return "delivered", ""
+        # Out of the handler: the error's frames hold the task's tensors, and this may take long.
+        self._publisher.publish(held.fact(JobFailed, error=reason), EVENTS)
+        return "failed", reason
+
+    def _publish_release(self, held: Held, timeout_seconds: float | None = None) -> None:
+        released = held.fact(JobReleased, reason=held.reason[:1000], missing=held.missing)
+        self._publisher.publish(released, EVENTS, timeout_seconds=timeout_seconds)
+
+    def _let_go(self, held: Held) -> None:
+        with self._lock:
+            if self._held.get(held.work) is held:
+                del self._held[held.work]
+            if len(self._held) < self._settings.trainer_jobs and not self.is_stopping:
+                for name in self._job_queues:
+                    self._consumer.resume(name)
+
+    # -- what each turn of the loop looks after ---------------------------------------------------
+
+    def _snapshot(self) -> list[Held]:
+        with self._lock:
+            return list(self._held.values())
+
+    def _send_heartbeats(self) -> None:
+        for held in self._snapshot():
+            now = time.monotonic()
+            if now < held.next_heartbeat_at:
+                continue
+            try:
+                heartbeat = held.fact(JobHeartbeat)
+                self._publisher.publish(
+                    heartbeat, EVENTS, timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS
+                )
+            except BrokerUnavailable as error:  # no lease can be kept now; the work goes on
+                logger.warning("no heartbeat", extra={"reason": str(error)})
+                return
+            held.next_heartbeat_at = now + held.heartbeat_seconds
+
+    def _check_again_after_a_gap(self) -> None:
+        """A commit may have closed a held job while this trainer could not hear of it."""
+        epoch = self._consumer.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            for held in self._snapshot():
+                self._start("check", self._check, held)
+
+    def _check(self, held: Held) -> None:
+        try:
+            manifest = self._worker.newest(held)
+        except Cancelled:
+            return
+        if manifest is not None:
+            held.hear_manifest(manifest)
+
+    def _measure(self) -> None:
+        self._worker.computing.count()
+        phases = Counter(held.phase for held in self._snapshot())
+        for phase in PHASES:
+            metrics.jobs_held.labels(phase=phase).set(phases[phase])
+
+    def _is_wound_up(self) -> bool:
+        """Let go of what does not fit into the grace; True once nothing is held any more."""
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._settings.trainer_grace_seconds
+            with self._lock:
+                self._pause()
+        for held in self._snapshot():
+            estimate = self._worker.train_seconds.get(held.order.uid)
+            remaining = held.remaining_seconds(train_seconds=estimate)
+            if held.released_at is not None:
+                if now > held.released_at + STOP_SECONDS:
+                    self._disown(held)
+            elif remaining is None or now + remaining > self._deadline:
+                held.release("the trainer is shutting down")
+        return not self._snapshot()
+
+    def _disown(self, held: Held) -> None:
+        """Hand back what does not stop; it ends with the process."""
+        try:
+            self._publish_release(held, RELEASE_TIMEOUT_SECONDS)
+        except BrokerUnavailable as error:
+            logger.warning("not handed back", extra={"reason": str(error)})
+        with self._lock:
+            self._held.pop(held.work, None)

@@ -1,0 +1,52 @@
+"""The trainer's settings, from FEDFA_* environment variables."""
+
+import os
+import socket
+
+from pydantic import Field
+
+from fedfa.settings import ServiceSettings
+
+_POOL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+
+
+class TrainerSettings(ServiceSettings):
+    trainer_name: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
+        min_length=1,
+        max_length=200,
+        description="name in messages and logs, unlike any other trainer's",
+    )
+    trainer_jobs: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="jobs held at once; one computes, the others wait, sleep or deliver",
+    )
+    trainer_pools: str = Field(
+        default="default",
+        pattern=rf"^{_POOL}(,{_POOL})*$",
+        description="pools of clients whose data is here, separated by commas",
+    )
+    trainer_task_allow: str = Field(
+        default="",
+        description="modules that a spec's module:Class may name, as patterns separated by "
+        "commas; none means installed tasks only",
+    )
+    trainer_grace_seconds: float = Field(
+        default=25.0,
+        ge=0,
+        description="after SIGTERM: how long work that can finish may go on; a few seconds less "
+        "than the time after which the process is killed",
+    )
+    trainer_torch_threads: int | None = Field(
+        default=None, ge=1, description="CPU threads for torch; none leaves it to torch"
+    )
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.trainer_pools.split(",")))
+
+    @property
+    def task_allow(self) -> tuple[str, ...]:
+        return tuple(pattern for pattern in self.trainer_task_allow.split(",") if pattern)

@@ -1,0 +1,355 @@
+"""What a trainer does with each piece of work, from the first read to the last message.
+
+Every body runs in its own thread and reads top to bottom. An outage of store or broker only
+makes it wait: what was computed is kept until it is delivered, or until nobody waits for it.
+"""
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fedfa import keys, ledger, manifests, modules, training
+from fedfa.broker import Publisher
+from fedfa.errors import (
+    AlreadyExists,
+    Cancelled,
+    FedfaError,
+    InvalidInput,
+    InvalidTensors,
+    Misconfigured,
+    NotFound,
+    StoreUnavailable,
+    UnknownTask,
+)
+from fedfa.federation import Client
+from fedfa.manifests import Birth, Manifest, ModelRef
+from fedfa.messages import (
+    EvalJob,
+    EvalReady,
+    InitModel,
+    InitReady,
+    ModelReady,
+    TrainJob,
+    UpdateReady,
+)
+from fedfa.randomness import prf
+from fedfa.store import ObjectStore
+from fedfa.tasks import base as tasks
+from fedfa.tensors import FlatModel, canonical_json, encode, sha256
+from fedfa.topology import EVENTS, UPDATES
+from fedfa.training import LocalResult
+from fedfa_trainer import metrics
+from fedfa_trainer.computing import Computing
+from fedfa_trainer.held import Held, is_ahead, is_closed
+from fedfa_trainer.warm import Shelf, Warm
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OUTAGE_WAIT_SECONDS = 2.0  # at most, between two tries that the store did not answer
+BEHIND_WAIT_SECONDS = 2.0  # at most, between two looks for a manifest that knows the job
+MODEL_READS = 5  # each of a newer manifest, before a missing model counts as lost
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A trained job that waits for its delivery. started_at is in unix seconds."""
+
+    base_version: int
+    result: LocalResult
+    started_at: float
+    train_seconds: float
+
+
+class Worker:
+    """Trains, evaluates and initialises. Any number of threads may call it."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        publisher: Publisher,
+        *,
+        task_allow: tuple[str, ...],
+    ) -> None:
+        self.computing = Computing()
+        self.train_seconds: dict[str, float] = {}  # by uid: what the last training took
+        self._store = store
+        self._publisher = publisher
+        self._task_allow = task_allow
+        self._device = training.best_device()
+        self._shelf = Shelf()
+        self._known: dict[str, int] = {}  # by uid: the newest manifest known to exist
+        self._answered: set[str] = set()  # store operations that worked once
+
+    def hear_model(self, ready: ModelReady) -> None:
+        """A manifest exists: a hint that saves looking for it."""
+        if ready.status == "running":
+            self._known[ready.uid] = max(self._known.get(ready.uid, 0), ready.n)
+        else:
+            self._known.pop(ready.uid, None)
+            self.train_seconds.pop(ready.uid, None)
+
+    def perform(self, held: Held) -> None:
+        """Do the work and deliver it. Raises Cancelled, or whatever the task's code raises."""
+        order = held.order
+        match order:
+            case TrainJob():
+                self._train(held, order)
+            case EvalJob():
+                self._evaluate(held, order)
+            case InitModel():
+                self._initialise(held, order)
+
+    def newest(self, held: Held) -> Manifest | None:
+        """The newest manifest of the held work's federation, None before its birth."""
+        order = held.order
+        known = self._known.get(order.uid, 0)
+        committed = self._insist(
+            held, "get", lambda: manifests.newest(self._store, order.federation, known=known)
+        )
+        if committed is None:
+            return None
+        self._known[order.uid] = max(self._known.get(order.uid, 0), committed.manifest.n)
+        return committed.manifest
+
+    # -- the three bodies -----------------------------------------------------------------------
+
+    def _train(self, held: Held, job: TrainJob) -> None:
+        finished = self._compute(held, job)
+        held.wait(job.delay_seconds)
+        held.enter("delivering")
+        manifest = self.newest(held)
+        if manifest is not None:
+            held.hear_manifest(manifest)
+        held.check()
+        self._deliver(held, job, finished)
+
+    def _compute(self, held: Held, job: TrainJob) -> Finished:
+        with self.computing.turn(held), self._warm(held) as warm:
+            birth = self._birth(held, warm)
+            version, model = self._base(held, job, warm, birth)
+            spec = warm.submission.spec
+            started_at, began = time.time(), time.monotonic()
+            with self.computing.timed(held):
+                result = training.local_update(
+                    warm.task,
+                    warm.module,
+                    model,
+                    client=job.client,
+                    spec=spec,
+                    seed=prf(spec.seed, "training", job.slot, job.generation),
+                    device=self._device,
+                    should_stop=held.should_stop,
+                )
+            train_seconds = time.monotonic() - began
+            held.enter("delaying")  # in its turn still: nothing but a closed job stops it now
+        self.train_seconds[job.uid] = train_seconds
+        metrics.train_seconds.observe(train_seconds)
+        if not (math.isfinite(result.loss) and result.update.is_finite):
+            raise InvalidTensors(
+                f"training diverged: loss {result.loss:g} after {result.num_steps} steps; lower "
+                "the local learning rate"
+            )
+        return Finished(version, result, started_at, train_seconds)
+
+    def _deliver(self, held: Held, job: TrainJob, finished: Finished) -> None:
+        result = finished.result
+        draft = UpdateReady(
+            federation=job.federation,
+            uid=job.uid,
+            slot=job.slot,
+            generation=job.generation,
+            attempt=held.attempt,
+            key="-",  # named by the file's content, which holds all fields but key and digest
+            client=job.client,
+            base_version=finished.base_version,
+            num_examples=result.num_examples,
+            num_steps=result.num_steps,
+            loss=result.loss,
+            trainer=held.trainer,
+            started_at=finished.started_at,
+            train_seconds=finished.train_seconds,
+            delay_seconds=job.delay_seconds,
+        )
+        body = encode(result.update, draft.model_dump(by_alias=True, exclude={"key", "digest"}))
+        digest = sha256(body)
+        key = keys.update(job.federation, job.slot, job.generation, draft.attempt, digest)
+        self._upload(held, key, body)
+        self._publisher.publish(draft.model_copy(update={"key": key, "digest": digest}), UPDATES)
+
+    def _evaluate(self, held: Held, job: EvalJob) -> None:
+        key = keys.evaluation(job.federation, job.version)
+        if not self._insist(held, "get", lambda: self._store.exists(key)):
+            with self.computing.turn(held), self._warm(held) as warm:
+                birth = self._birth(held, warm)
+                model = self._model(held, warm, birth, ModelRef(job.version, job.key, job.digest))
+                began = time.monotonic()
+                with self.computing.timed(held):
+                    result = training.evaluate(warm.task, warm.module, model, self._device)
+                seconds = time.monotonic() - began
+                held.enter("delivering")
+            wrong = {name: value for name, value in result.items() if not math.isfinite(value)}
+            if wrong:
+                raise InvalidInput(f"evaluation of version {job.version}: not finite: {wrong}")
+            fields = {
+                "version": job.version,
+                "metrics": result,
+                "at": time.time(),
+                "trainer": held.trainer,
+                "seconds": seconds,
+            }
+            try:
+                body = canonical_json(fields).encode()
+                self._insist(held, "create", lambda: self._store.create(key, body))
+            except AlreadyExists:
+                pass  # another attempt was faster
+        ready = EvalReady(federation=job.federation, uid=job.uid, version=job.version)
+        self._publisher.publish(ready, EVENTS)
+
+    def _initialise(self, held: Held, order: InitModel) -> None:
+        if self.newest(held) is not None:
+            raise Cancelled("the federation is born already")
+        with self.computing.turn(held):
+            self._shelf.drop(order.uid)  # a module that was trained has no initial weights
+            with self._warm(held) as warm, self.computing.timed(held):
+                template = modules.template_of(warm.module)
+                model = modules.read(warm.module, template)
+                frozen_digest = modules.frozen_digest(warm.module)
+                clients = tuple(Client(*item) for item in sorted(warm.task.clients().items()))
+            held.enter("delivering")
+        body = encode(model, ledger.birth_metadata(Birth(clients, template, frozen_digest)))
+        digest = sha256(body)
+        key = keys.model(order.federation, 0, digest)
+        self._upload(held, key, body)
+        ready = InitReady(
+            federation=order.federation,
+            uid=order.uid,
+            attempt=held.attempt,
+            key=key,
+            digest=digest,
+        )
+        self._publisher.publish(ready, UPDATES)
+
+    # -- what they read -------------------------------------------------------------------------
+
+    @contextmanager
+    def _warm(self, held: Held) -> Iterator[Warm]:
+        """The federation's task and module, kept for its next job.
+
+        Not after an error of the task's own code, which may have left them in any state.
+        """
+        warm = self._shelf.take(held.order.uid) or self._build(held)
+        try:
+            yield warm
+        except FedfaError:
+            self._shelf.put(warm)
+            raise
+        self._shelf.put(warm)
+
+    def _build(self, held: Held) -> Warm:
+        order = held.order
+        try:
+            submission = self._insist(
+                held, "get", lambda: manifests.submitted(self._store, order.federation)
+            )
+        except NotFound:
+            raise Cancelled(f"{order.federation}: it has no spec.json") from None
+        if submission.uid != order.uid:
+            raise Cancelled(f"{order.federation}: its uid is {submission.uid} now")
+        try:
+            task = tasks.load(submission.spec, self._task_allow)
+        except UnknownTask as error:
+            held.release(str(error), missing=submission.spec.task.name)
+            raise Cancelled(str(error)) from error
+        return Warm(submission, task, task.model())
+
+    def _birth(self, held: Held, warm: Warm) -> Birth:
+        """What manifest 0 fixed, once this trainer's frozen weights are seen to be the same."""
+        if warm.birth is None:
+            federation = warm.submission.federation
+            birth = self._insist(held, "get", lambda: manifests.birth_of(self._store, federation))
+            ours = modules.frozen_digest(warm.module)
+            if ours != birth.frozen_digest:
+                raise InvalidInput(
+                    f"frozen weights: they hash to {ours} on {held.trainer}, and to "
+                    f"{birth.frozen_digest} where version 0 was made; give every trainer the "
+                    "same task code and the same pretrained weights"
+                )
+            warm.birth = birth
+        return warm.birth
+
+    def _base(self, held: Held, job: TrainJob, warm: Warm, birth: Birth) -> tuple[int, FlatModel]:
+        """The newest version and its model."""
+        reads = 0
+        while True:
+            reference = self._current(held, job).model
+            assert reference is not None, "only a federation that ended unborn has no model"
+            try:
+                return reference.version, self._model(held, warm, birth, reference)
+            except NotFound:  # collected since the manifest was read
+                reads += 1
+                if reads == MODEL_READS:
+                    raise
+                held.wait(random.uniform(0, BEHIND_WAIT_SECONDS))
+
+    def _current(self, held: Held, job: TrainJob) -> Manifest:
+        """The newest manifest, not older than the one that opened the job.
+
+        A job that no manifest knows for a whole lease (the bucket was restored) is handed back:
+        whoever issued it decides again.
+        """
+        give_up_at = time.monotonic() + job.lease_ttl_seconds
+        while True:
+            manifest = self.newest(held)
+            if manifest is not None:
+                if is_closed(manifest, job):
+                    raise Cancelled(f"manifest {manifest.n} shows it closed")
+                if not is_ahead(manifest, job):
+                    return manifest
+            if time.monotonic() > give_up_at:
+                held.release(f"no manifest knows generation {job.generation} of slot {job.slot}")
+            held.wait(random.uniform(0, BEHIND_WAIT_SECONDS))
+
+    def _model(self, held: Held, warm: Warm, birth: Birth, reference: ModelRef) -> FlatModel:
+        if warm.model is None or warm.digest != reference.digest:
+            warm.model = self._insist(
+                held, "get", lambda: ledger.read_model(self._store, reference, birth.template)
+            )
+            warm.digest = reference.digest
+        return warm.model
+
+    # -- the store --------------------------------------------------------------------------------
+
+    def _upload(self, held: Held, key: str, body: bytes) -> None:
+        self._insist(held, "put", lambda: self._store.put(key, body))
+        metrics.upload_bytes.inc(len(body))
+
+    def _insist(self, held: Held, operation: str, request: Callable[[], T]) -> T:
+        """Ask the store until it answers, or until there is a reason to stop.
+
+        A refusal ends the trainer where such an operation never worked; later it is an outage
+        like any other, so that changing the store's keys costs no training.
+        """
+        while True:
+            try:
+                answer = request()
+            except (AlreadyExists, NotFound):
+                self._answered.add(operation)
+                raise
+            except StoreUnavailable as error:
+                reason = str(error)
+            except Misconfigured as error:
+                if operation not in self._answered:
+                    raise
+                reason = str(error)
+            else:
+                self._answered.add(operation)
+                return answer
+            logger.warning("the work waits for the store", extra={"reason": reason})
+            held.wait(random.uniform(0, OUTAGE_WAIT_SECONDS))

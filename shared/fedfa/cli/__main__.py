@@ -1,0 +1,5 @@
+"""python -m fedfa.cli"""
+
+from fedfa.cli import main
+
+main()

@@ -1,0 +1,54 @@
+"""The broker and the bucket that the environment names, for commands that a person waits for."""
+
+from typing import TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings
+
+from fedfa.errors import Misconfigured
+from fedfa.messages import AnyMessage
+from fedfa.settings import BrokerSettings, StoreSettings
+from fedfa.store import ObjectStore, from_settings
+from fedfa.topology import EVENTS
+
+PUBLISH_SECONDS = 5.0
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+class CommandStoreSettings(StoreSettings):
+    """A person would rather see an outage than wait for its end."""
+
+    outage_seconds: float = Field(default=5.0, ge=0, description="then an outage is reported")
+
+
+def store() -> ObjectStore:
+    return from_settings(_read(CommandStoreSettings))
+
+
+def broker_settings() -> BrokerSettings:
+    return _read(BrokerSettings)
+
+
+def publish(message: AnyMessage, settings: BrokerSettings) -> None:
+    """Hand one hint to the scheduler. Raises BrokerUnavailable after a few seconds."""
+    from fedfa.broker import Publisher  # pika is slow to import, and most commands need none of it
+
+    publisher = Publisher(settings, name="fedfa-cli")
+    try:
+        publisher.publish(message, EVENTS, timeout_seconds=PUBLISH_SECONDS)
+    finally:
+        publisher.close(flush_seconds=0)
+
+
+def _read(kind: type[S]) -> S:
+    try:
+        return kind()
+    except ValidationError as error:
+        prefix = kind.model_config.get("env_prefix", "")
+        # Not the value: it may hold a password.
+        problems = [
+            f"{prefix}{'_'.join(str(part) for part in problem['loc']).upper()}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)
+        ]
+        raise Misconfigured("; ".join(problems)) from error

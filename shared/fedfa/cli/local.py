@@ -1,0 +1,158 @@
+"""`fedfa local run` and `fedfa local up`: everything on this machine, nothing to install first."""
+
+import json
+import time
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedfa import spec as specs
+from fedfa import submission
+from fedfa.cli import console, control, observe, results, views
+from fedfa.cli.control import Assignments, NewId, SpecFile
+from fedfa.errors import InvalidSpec
+from fedfa.history import History, HistoryReader
+from fedfa.spec import FederationSpec
+from fedfa.store import ObjectStore
+from fedfa.summary import summarize
+
+if TYPE_CHECKING:
+    from fedfa.local.stack import LocalStack
+
+app = typer.Typer(
+    no_args_is_help=True, help="Run brokers, bucket and services on this machine, without Docker."
+)
+
+Trainers = Annotated[int, typer.Option(min=0, help="trainer processes")]
+Jobs = Annotated[
+    int, typer.Option(min=1, help="jobs that each trainer holds; it computes one at a time")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="keep the servers' data and all logs in this folder; a temporary one by default",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def run(
+    spec: SpecFile,
+    id: NewId = None,
+    trainers: Trainers = 2,
+    jobs_per_trainer: Jobs = 4,
+    set: Assignments = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="where results go; runs/ID by default", show_default=False),
+    ] = None,
+    data: Data = None,
+    verify: Annotated[bool, typer.Option("--verify", help="replay and compare it all")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="leave all up until Ctrl-C")] = False,
+) -> None:
+    """Train a spec with private servers and services, then write report and model.
+
+    A broker or bucket that FEDFA_AMQP_URL or FEDFA_S3_ENDPOINT names is used instead of a
+    private one. Ends with 0 when the federation finished or was stopped, with 1 otherwise.
+    """
+    checked = specs.load(spec, assignments=set or ())
+    _check_task(checked)
+    federation = id or submission.new_id(spec.stem)
+    folder = out or results.default_folder(federation)
+    started = time.monotonic()
+    try:
+        stack = _stack(
+            data,
+            logs=folder / "logs",
+            trainers=trainers,
+            jobs_per_trainer=jobs_per_trainer,
+            task_allow=checked.task.name.partition(":")[0],
+        )
+        with stack:
+            store = stack.store()
+            submitted = submission.submit(store, checked, federation)
+            console.say(f"{federation}: {control.describe(checked)}")
+            control.tell_scheduler(submitted, stack.broker_settings(), "submitted")
+            history = observe.follow(HistoryReader(store, federation), tend=stack.supervise)
+            _write_results(store, history, folder, time.monotonic() - started)
+            code = observe.exit_code(history)
+            if verify:
+                code = max(code, _verify(store, federation))
+            if keep:
+                _stay(stack)
+    except KeyboardInterrupt:
+        console.error(f"{federation}: interrupted; all processes are stopped")
+        raise typer.Exit(130) from None
+    raise typer.Exit(code)
+
+
+@app.command()
+def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) -> None:
+    """Start servers and services and print how to point `fedfa` at them; Ctrl-C ends all."""
+    stack = _stack(data, trainers=trainers, jobs_per_trainer=jobs_per_trainer)
+    with stack:
+        _stay(stack)
+
+
+def _stack(data: Path | None, **options: Any) -> "LocalStack":
+    from fedfa.local.stack import LocalStack  # imports boto3
+
+    stack = LocalStack(data, **options)
+    console.say(f"starting {stack.description} ...")
+    return stack
+
+
+def _stay(stack: "LocalStack") -> None:
+    """Keep everything running until Ctrl-C."""
+    console.say("everything is up until Ctrl-C; to use it from another terminal:\n")
+    for name, value in stack.servers_environment.items():
+        console.say(f"export {name}={value}")
+    console.say(f"\nlogs: {stack.logs}")
+    try:
+        while True:
+            for line in stack.supervise():
+                console.say(line, "yellow")
+            time.sleep(observe.LOOK_SECONDS)
+    except KeyboardInterrupt:
+        console.say("stopping")
+
+
+def _check_task(spec: FederationSpec) -> None:
+    """The trainers of a local run have exactly the tasks that are installed here."""
+    installed = sorted(entry_points(group="fedfa.tasks").names)
+    if ":" not in spec.task.name and spec.task.name not in installed:
+        raise InvalidSpec(
+            f"task.name: {spec.task.name} is not installed, there are: {', '.join(installed)}; "
+            "or name it as module:Class"
+        )
+
+
+def _write_results(
+    store: ObjectStore, history: History, folder: Path, total_seconds: float
+) -> None:
+    from fedfa.report import write  # imports matplotlib
+
+    summary = summarize(history, now=time.time())
+    console.say(f"{summary.status}: {summary.reason}", views.STYLES[summary.status])
+    if summary.best is not None:
+        final = f"{summary.metric} {views.measured(summary.latest)}"
+        console.say(f"{final}, best {views.measured(summary.best)}", "bold")
+    console.say(
+        f"{summary.version} versions from {summary.merged} updates in "
+        f"{views.duration(summary.seconds)} ({views.duration(total_seconds)} with the start)"
+    )
+    console.say(f"report: {write(history, folder)}")
+    if history.has_model:
+        federation = history.submission.federation
+        console.say(results.export_model(store, federation, None, folder / "model.safetensors"))
+    (folder / "summary.json").write_text(json.dumps(summary.as_json(), indent=2) + "\n")
+    console.say(f"logs: {folder / 'logs'}")
+
+
+def _verify(store: ObjectStore, federation: str) -> int:
+    confirmed = results.verify_with_progress(store, federation)
+    console.say(confirmed.text, "green" if confirmed.mismatch is None else "bold red")
+    return 0 if confirmed.mismatch is None else results.EXIT_MISMATCH

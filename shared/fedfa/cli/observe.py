@@ -1,0 +1,204 @@
+"""`fedfa status` and `fedfa watch`: looking at federations, through the bucket alone."""
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fedfa import manifests, submission
+from fedfa.cli import connections, console, views
+from fedfa.cli.control import Id
+from fedfa.errors import FedfaError, Unavailable
+from fedfa.history import History, HistoryReader
+from fedfa.store import ObjectStore
+from fedfa.summary import Summary, series, summarize
+
+LOOK_SECONDS = 0.5  # between two looks at the bucket
+LINE_SECONDS = 5.0  # between two lines where there is no terminal
+FINAL_EVALUATION_SECONDS = 60.0  # how long an ended federation may take to be evaluated
+EXIT_FAILED = 1
+
+Json = Annotated[bool, typer.Option("--json", help="for scripts: JSON on stdout")]
+
+
+def status(
+    id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="one in detail; all without", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show all federations in the bucket, or one in detail."""
+    store = connections.store()
+    if id is not None:
+        summary = summarize(HistoryReader(store, id).refresh(), now=time.time())
+        if json:
+            console.print_json(summary.as_json())
+        else:
+            console.out.print(views.details(summary))
+        return
+    overview = [_brief(store, name) for name in sorted(store.folders()) if _is_id(name)]
+    if json:
+        console.print_json(overview)
+    elif overview:
+        console.out.print(_table(overview))
+    else:
+        console.say(f"no federations in {store.name}; start one with `fedfa submit SPEC`")
+
+
+def watch(id: Id, json: Json = False) -> None:
+    """Follow a federation until it has ended and its last version is evaluated.
+
+    Ends with 0 when it finished or was stopped, with 1 when it failed. With --json, one line of
+    JSON for every change.
+    """
+    reader = HistoryReader(connections.store(), id)
+    try:
+        history = follow_as_json(reader) if json else follow(reader)
+    except KeyboardInterrupt:
+        console.err.print(f"{id} goes on; `fedfa stop {id}` ends it")
+        raise typer.Exit(130) from None
+    raise typer.Exit(exit_code(history))
+
+
+def exit_code(history: History) -> int:
+    return EXIT_FAILED if history.state and history.state.status == "failed" else 0
+
+
+def follow(reader: HistoryReader, *, tend: Callable[[], list[str]] = list) -> History:
+    """Show a federation live until it is over. `tend` is called at every look.
+
+    The lines that it returns are shown to the user.
+    """
+    if not console.out.is_terminal:
+        return _follow_in_lines(reader, tend)
+    with Live(console=console.out, auto_refresh=False) as live:
+        while True:
+            for line in tend():
+                console.say(line, "yellow")
+            history, trouble = _look(reader)
+            if history is not None:
+                summary = summarize(history, now=time.time())
+                live.update(_panel(history, summary, trouble), refresh=True)
+                if is_over(history):
+                    return history
+            time.sleep(LOOK_SECONDS)
+
+
+def follow_as_json(reader: HistoryReader) -> History:
+    """Print a line of JSON for every change until a federation is over."""
+    before: tuple[Any, ...] = ()
+    while True:
+        history, _ = _look(reader)
+        if history is not None:
+            now = (history.state, history.evaluations)
+            if now != before:
+                console.print_json(summarize(history, now=time.time()).as_json())
+            before = now
+            if is_over(history):
+                return history
+        time.sleep(LOOK_SECONDS)
+
+
+def is_over(history: History) -> bool:
+    """Whether it has ended and nothing more is to be expected from it."""
+    state = history.state
+    if state is None or state.status == "running":
+        return False
+    evaluated = any(one.version == state.final_version for one in history.evaluations)
+    is_evaluated = evaluated or state.final_version is None or state.status == "failed"
+    return is_evaluated or time.time() > history.at + FINAL_EVALUATION_SECONDS
+
+
+def _follow_in_lines(reader: HistoryReader, tend: Callable[[], list[str]]) -> History:
+    printed_at, shown = float("-inf"), ""
+    while True:
+        for line in tend():
+            console.say(line)
+        history, trouble = _look(reader)
+        over = history is not None and is_over(history)
+        if over or time.monotonic() > printed_at + LINE_SECONDS:
+            text = trouble if history is None else _line(history, trouble)
+            if text != shown:
+                console.say(text)
+            printed_at, shown = time.monotonic(), text
+        if history is not None and over:
+            return history
+        time.sleep(LOOK_SECONDS)
+
+
+def _look(reader: HistoryReader) -> tuple[History | None, str]:
+    """What is there now; an outage is not the end, the services do not mind it either."""
+    try:
+        return reader.refresh(), ""
+    except Unavailable as error:
+        return reader.latest, f"trying again: {error}"
+
+
+def _line(history: History, trouble: str) -> str:
+    summary = summarize(history, now=time.time())
+    extra = trouble or (summary.reason if summary.status != "running" else "")
+    return f"{views.line(summary)}  {extra}".rstrip()
+
+
+def _panel(history: History, summary: Summary, trouble: str) -> Any:
+    values = [one.value for one in series(history, summary.metric)] if summary.metric else []
+    return views.panel(summary, values, note=trouble)
+
+
+def _is_id(folder: str) -> bool:
+    return submission.ID.fullmatch(folder) is not None
+
+
+def _brief(store: ObjectStore, federation: str) -> dict[str, Any]:
+    """One federation in a few fields, from its newest manifest alone."""
+    try:
+        submitted = manifests.submitted(store, federation)
+        newest = manifests.newest(store, federation)
+    except Unavailable:
+        raise
+    except FedfaError as error:  # one damaged federation must not hide the others
+        return {"federation": federation, "status": "unreadable", "reason": str(error)}
+    state = newest.manifest.state if newest else None
+    return {
+        "federation": federation,
+        "status": state.status if state else "waiting",
+        "reason": state.reason if state else "",
+        "created_at": submitted.created_at,
+        "task": submitted.spec.task.name,
+        "rule": submitted.spec.rule.name,
+        "version": state.version if state else 0,
+        "merged": state.num_merged if state else 0,
+        "open_jobs": len(state.slots) if state else 0,
+    }
+
+
+def _table(overview: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("federation", "status", "task", "rule"):
+        table.add_column(column)
+    for column in ("version", "merged", "open"):
+        table.add_column(column, justify="right")
+    table.add_column("submitted")
+    table.add_column("reason", style="dim")
+    for one in overview:
+        if one["status"] == "unreadable":
+            table.add_row(one["federation"], Text("unreadable", "red"), *[""] * 6, one["reason"])
+            continue
+        submitted = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["created_at"]))
+        table.add_row(
+            one["federation"],
+            Text(one["status"], views.STYLES[one["status"]]),
+            one["task"],
+            one["rule"],
+            str(one["version"]),
+            str(one["merged"]),
+            str(one["open_jobs"]),
+            submitted,
+            one["reason"],
+        )
+    return table

@@ -1,0 +1,177 @@
+"""`fedfa report`, `fedfa export`, `fedfa verify`: what came of a federation."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedfa import history as histories
+from fedfa import ledger, manifests, replay
+from fedfa.cli import connections, console
+from fedfa.cli.control import Id
+from fedfa.cli.observe import Json
+from fedfa.errors import InvalidInput, NotFound
+from fedfa.federation import Merged
+from fedfa.history import HistoryReader
+from fedfa.store import ObjectStore
+from fedfa.submission import submitted
+from fedfa.tensors import sha256
+
+EXIT_MISMATCH = 1
+
+
+def default_folder(federation: str) -> Path:
+    return Path("runs") / federation
+
+
+def report(
+    id: Id,
+    out: Annotated[
+        Path | None, typer.Option(help="the folder; runs/ID by default", show_default=False)
+    ] = None,
+) -> None:
+    """Draw quality, staleness and the trainers' work: PNGs and one HTML page."""
+    from fedfa.report import write  # imports matplotlib
+
+    history = HistoryReader(connections.store(), id).refresh()
+    console.say(f"report: {write(history, out or default_folder(id))}")
+
+
+def export(
+    id: Id,
+    version: Annotated[
+        int | None,
+        typer.Option(min=0, help="the final or the newest one by default", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="the file; runs/ID/model.safetensors by default", show_default=False),
+    ] = None,
+) -> None:
+    """Write a model as a safetensors file that any framework loads without FedFa."""
+    path = out or default_folder(id) / "model.safetensors"
+    console.say(export_model(connections.store(), id, version, path))
+
+
+def export_model(store: ObjectStore, federation: str, version: int | None, path: Path) -> str:
+    """Write one version's model; returns what the file holds, for people."""
+    from safetensors.numpy import save
+
+    submission = submitted(store, federation)
+    if version is None:
+        version = final_version(store, federation)
+    reference = histories.find_model(store, federation, version)
+    birth = manifests.birth_of(store, federation)
+    model = ledger.read_model(store, reference, birth.template)
+    metadata = {
+        "federation": federation,
+        "uid": submission.uid,
+        "version": str(version),
+        "digest": reference.digest,  # of the object in the bucket
+        "task": submission.spec.task.name,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(save({tensor.name: array for tensor, array in model.named()}, metadata))
+    template = birth.template
+    is_partial = birth.frozen_digest != sha256(b"")
+    frozen = "; the task's frozen weights are not in it" if is_partial else ""
+    return (
+        f"model: {path}: version {version}, {len(template.tensors)} tensors, "
+        f"{template.num_parameters:,} trained parameters{frozen}"
+    )
+
+
+def final_version(store: ObjectStore, federation: str) -> int:
+    """The version that a federation ended with, or its newest so far."""
+    newest = manifests.newest(store, federation)
+    if newest is None or newest.manifest.model is None:
+        raise NotFound(f"{federation}: has no model yet")
+    final = newest.manifest.state.final_version
+    return newest.manifest.model.version if final is None else final
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """How much of a federation replayed bit for bit; mismatch is None if all of it did.
+
+    manifests, updates: replayed. models: whose bytes were compared with their digest. version:
+    the last one confirmed.
+    """
+
+    federation: str
+    manifests: int
+    updates: int
+    models: int
+    version: int
+    mismatch: str | None
+
+    @property
+    def text(self) -> str:
+        done = (
+            f"{self.manifests} manifests, {self.updates} updates, {self.models} models "
+            f"up to version {self.version}"
+        )
+        if self.mismatch is None:
+            return f"verified: {done} replay bit for bit"
+        return f"not verified after {done}: {self.mismatch}"
+
+
+def verify(id: Id, json: Json = False) -> None:
+    """Merge a federation's stored updates again and compare every model bit for bit.
+
+    Ends with 1 where something differs.
+    """
+    confirmed = verify_with_progress(connections.store(), id)
+    if json:
+        console.print_json(asdict(confirmed))
+    else:
+        console.say(confirmed.text, "green" if confirmed.mismatch is None else "bold red")
+    if confirmed.mismatch is not None:
+        raise typer.Exit(EXIT_MISMATCH)
+
+
+def verify_with_progress(store: ObjectStore, federation: str) -> Confirmed:
+    submitted(store, federation)  # a wrong id is no mismatch
+    newest = manifests.newest(store, federation)
+    if newest is None:
+        raise NotFound(f"{federation}: no manifest 0 yet, nothing to verify")
+    bar = Progress(
+        TextColumn("verify"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("manifests"),
+        TimeRemainingColumn(),
+        console=console.err,
+        transient=True,
+        disable=not console.err.is_terminal,
+    )
+    confirmed = Confirmed(federation, 0, 0, 0, 0, None)
+    with bar:
+        task = bar.add_task("", total=newest.manifest.n + 1)
+        for confirmed in confirm(store, federation):
+            bar.update(task, completed=confirmed.manifests)
+    return confirmed
+
+
+def confirm(store: ObjectStore, federation: str) -> Iterator[Confirmed]:
+    """Replay a federation; yields what is confirmed so far, the last one with any mismatch."""
+    so_far = Confirmed(federation, 0, 0, 0, 0, None)
+    try:
+        for verified in replay.verify(store, federation):
+            manifest = verified.manifest
+            merged = sum(isinstance(one.event, Merged) for one in manifest.decisions)
+            so_far = Confirmed(
+                federation,
+                so_far.manifests + 1,
+                so_far.updates + merged,
+                so_far.models + verified.is_new_model,
+                manifest.state.version,
+                None,
+            )
+            yield so_far
+    except (replay.Mismatch, InvalidInput, NotFound) as error:
+        # What the log names and the bucket lacks, or holds damaged, is a mismatch too.
+        yield Confirmed(**{**asdict(so_far), "mismatch": str(error)})

@@ -1,0 +1,89 @@
+"""Does this store create each object at most once? An aggregator asks before it starts.
+
+Fencing rests on `ObjectStore.create` alone, and several S3 servers accept a conditional create
+and ignore the condition, or check it without a lock. The answer is kept in the store for a day.
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fedfa.errors import AlreadyExists, Misconfigured, NotFound
+from fedfa.store import ObjectStore
+
+FOLDER = "_conformance"  # no federation: their ids start with a letter or a digit
+PASSED = f"{FOLDER}/passed.json"
+VALID_SECONDS = 86_400
+NUM_KEYS = 8
+RACERS = ("first", "second")  # two: with more, some honest servers make the losers wait seconds
+REMEDY = (
+    "use a store whose conditional create (If-None-Match: *) is atomic: AWS S3, "
+    "SeaweedFS >= 4.29, MinIO >= 2025-10 or Ceph >= 20.2.1; if this is one of them, look for a "
+    "proxy or gateway that drops the header"
+)
+
+
+def probe(store: ObjectStore, *, now: Callable[[], float]) -> None:
+    """Race for a few fresh keys. Raises Misconfigured unless each has exactly one winner.
+
+    `now` is in unix seconds. Costs one read if this store passed during the last day.
+    """
+    if _passed_lately(store, now()):
+        return
+    keys = [f"{FOLDER}/{secrets.token_hex(16)}" for _ in range(NUM_KEYS)]
+    try:
+        for key in keys:
+            _check_create(store, key)
+        _check_put(store, keys[0])
+    finally:
+        for key in keys:
+            store.delete(key)
+    store.put(PASSED, json.dumps({"store": store.name, "passed_at": now()}).encode())
+
+
+def _passed_lately(store: ObjectStore, now: float) -> bool:
+    try:
+        passed: Any = json.loads(store.get(PASSED))
+        is_fresh = 0 <= now - passed["passed_at"] < VALID_SECONDS
+        return is_fresh and bool(passed["store"] == store.name)
+    except (NotFound, ValueError, KeyError, TypeError):
+        return False
+
+
+def _check_create(store: ObjectStore, key: str) -> None:
+    together = threading.Barrier(len(RACERS))
+
+    def race(racer: str) -> bool:
+        together.wait()
+        return _create(store, key, racer)
+
+    with ThreadPoolExecutor(len(RACERS)) as pool:
+        won = dict(zip(RACERS, pool.map(race, RACERS), strict=True))
+    winners = [racer for racer in RACERS if won[racer]]
+    if len(winners) != 1:
+        _refuse(store, f"{len(winners)} of {len(RACERS)} simultaneous creates of one key succeeded")
+    if _create(store, key, "late"):
+        _refuse(store, "a create of an existing key succeeded")
+    if store.get(key) != winners[0].encode():
+        _refuse(store, "the bytes of the one successful create were replaced")
+
+
+def _check_put(store: ObjectStore, key: str) -> None:
+    store.put(key, b"put")
+    if store.get(key) != b"put":
+        _refuse(store, "a read after an acknowledged put returned older bytes")
+
+
+def _create(store: ObjectStore, key: str, racer: str) -> bool:
+    try:
+        store.create(key, racer.encode())
+    except AlreadyExists:
+        return False
+    return True
+
+
+def _refuse(store: ObjectStore, what: str) -> None:
+    raise Misconfigured(f"{store.name} cannot hold federations: {what}; {REMEDY}")

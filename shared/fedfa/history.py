@@ -1,0 +1,226 @@
+"""A federation's past as plain rows: its log of decisions and its evaluations.
+
+Read from the bucket alone, and incrementally: what was read once is immutable. No plotting, no
+printing; `status`, `watch` and the report all look at these rows.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedfa import keys, manifests
+from fedfa.errors import InvalidInput, NotFound
+from fedfa.federation import Abandoned, Event, Merged, PoolChanged, Rejected, State, Stopped
+from fedfa.manifests import Manifest, ModelRef
+from fedfa.spec import Submitted, describe
+from fedfa.store import ObjectStore
+from fedfa.submission import submitted
+
+READERS = 16  # parallel reads of small objects
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One decision. Times are unix seconds: `at` by the aggregator's clock, started_at by the
+    trainer's. What an outcome does not have is None.
+    """
+
+    n: int
+    at: float
+    outcome: str
+    version: int
+    staleness: int | None = None
+    slot: int | None = None
+    generation: int | None = None
+    client: str | None = None
+    trainer: str | None = None
+    base_version: int | None = None
+    started_at: float | None = None
+    train_seconds: float | None = None
+    delay_seconds: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """evals/{version}.json: the metrics of a version, or why there are none."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    version: int
+    at: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+_evaluation: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All that is known now. state and born_at are None before the first model.
+
+    at: when the newest manifest was committed, or the federation submitted.
+    """
+
+    submission: Submitted
+    born_at: float | None
+    at: float
+    state: State | None
+    has_model: bool
+    rows: tuple[Row, ...]
+    evaluations: tuple[Evaluation, ...]  # by version
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state is not None and self.state.status != "running"
+
+    @property
+    def merged(self) -> list[Row]:
+        return [row for row in self.rows if row.outcome == "merged"]
+
+
+class HistoryReader:
+    """Reads a federation's past, and on every further refresh() only what is new."""
+
+    def __init__(self, store: ObjectStore, federation: str) -> None:
+        """Raises NotFound when there is no such federation."""
+        self._store = store
+        self._federation = federation
+        self.submission = submitted(store, federation)
+        self.latest: History | None = None  # what the last refresh() saw
+        self._newest: Manifest | None = None
+        self._born_at: float | None = None
+        self._clients: dict[int, str] = {}  # whom each slot is open for
+        self._rows: list[Row] = []
+        self._evaluations: dict[int, Evaluation] = {}
+
+    def refresh(self) -> History:
+        with ThreadPoolExecutor(READERS) as readers:
+            self._read_log(readers)
+            self._read_evaluations(readers)
+        newest = self._newest
+        self.latest = History(
+            submission=self.submission,
+            born_at=self._born_at,
+            at=newest.at if newest else self.submission.created_at,
+            state=newest.state if newest else None,
+            has_model=newest is not None and newest.model is not None,
+            rows=tuple(self._rows),
+            evaluations=tuple(self._evaluations[version] for version in sorted(self._evaluations)),
+        )
+        return self.latest
+
+    def _read_log(self, readers: ThreadPoolExecutor) -> None:
+        known = self._newest.n if self._newest else manifests.FIRST
+        newest = manifests.newest(self._store, self._federation, known=known)
+        if newest is None:
+            return
+        start = known + 1 if self._newest else manifests.FIRST
+        numbers = range(start, newest.manifest.n + 1)
+        for committed in readers.map(
+            lambda n: manifests.read(self._store, self._federation, n), numbers
+        ):
+            self._add(committed.manifest)
+
+    def _add(self, manifest: Manifest) -> None:
+        if manifest.n == manifests.FIRST:
+            self._born_at = manifest.at
+            self._clients = {at: slot.client for at, slot in enumerate(manifest.state.slots)}
+        for decision in manifest.decisions:
+            self._rows.append(
+                _row(manifest, decision.event, decision.version, decision.staleness, self._clients)
+            )
+            if decision.opened is not None:
+                self._clients[decision.opened.job.slot] = decision.opened.client
+        self._newest = manifest
+
+    def _read_evaluations(self, readers: ThreadPoolExecutor) -> None:
+        prefix = keys.evaluation(self._federation, 0).removesuffix("0.json")
+        unread = [
+            info.key
+            for info in self._store.list(prefix)
+            if _version_in(info.key, prefix) not in self._evaluations
+        ]
+        for evaluation in readers.map(self._read_evaluation, unread):
+            self._evaluations[evaluation.version] = evaluation
+
+    def _read_evaluation(self, key: str) -> Evaluation:
+        try:
+            return _evaluation.validate_json(self._store.get(key))
+        except ValidationError as error:
+            raise InvalidInput(f"{key}: {describe(error)}") from error
+
+
+def find_model(store: ObjectStore, federation: str, version: int) -> ModelRef:
+    """Where the model of a version lies. The log's versions never fall, so bisect it."""
+    newest = manifests.newest(store, federation)
+    model = newest.manifest.model if newest else None
+    if newest is None or model is None:
+        raise NotFound(f"{federation}: has no model yet")
+    low, high = manifests.FIRST, newest.manifest.n
+    while low < high:
+        middle = (low + high) // 2
+        candidate = manifests.read(store, federation, middle).manifest.model
+        if candidate is not None and candidate.version >= version:
+            high, model = middle, candidate
+        else:
+            low = middle + 1
+    if model.version < version:
+        raise NotFound(f"{federation}: no version {version} yet, the newest is {model.version}")
+    if model.version > version:
+        raise NotFound(
+            f"{federation}: version {version} shared its commit with version {model.version} and "
+            f"has no model of its own"
+        )
+    return model
+
+
+def _row(
+    manifest: Manifest,
+    event: Event,
+    version: int,
+    staleness: int | None,
+    clients: dict[int, str],
+) -> Row:
+    n, at, outcome = manifest.n, manifest.at, event.outcome
+    match event:
+        case Merged(update) | Rejected(update):
+            return Row(
+                n,
+                at,
+                outcome,
+                version,
+                staleness,
+                slot=update.job.slot,
+                generation=update.job.generation,
+                client=update.client,
+                trainer=update.trainer,
+                base_version=update.base_version,
+                started_at=update.started_at,
+                train_seconds=update.train_seconds,
+                delay_seconds=update.delay_seconds,
+                reason=event.reason if isinstance(event, Rejected) else None,
+            )
+        case Abandoned(job, reason):
+            client = clients[job.slot]
+            return Row(
+                n,
+                at,
+                outcome,
+                version,
+                slot=job.slot,
+                generation=job.generation,
+                client=client,
+                reason=reason,
+            )
+        case PoolChanged(pool):
+            return Row(n, at, outcome, version, reason=f"pool {pool}")
+        case Stopped(_, reason):
+            return Row(n, at, outcome, version, reason=reason)
+
+
+def _version_in(key: str, prefix: str) -> int:
+    name = key.removeprefix(prefix).removesuffix(".json")
+    return int(name) if name.isdecimal() else -1

@@ -1,0 +1,335 @@
+"""One S3 bucket as an `ObjectStore`: the only module that names boto3.
+
+Also the only place where a store request is tried again. A clear answer is a value, NotFound,
+AlreadyExists or TooLarge. What is no clear answer is tried again for `outage_seconds`, then it
+is StoreUnavailable. What no retry mends is Misconfigured, in one line that names the remedy.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import boto3
+import tenacity
+import urllib3
+from botocore import exceptions as boto_errors
+from botocore.config import Config
+from botocore.parsers import ResponseParserError
+from pydantic import SecretStr
+
+from fedfa.errors import (
+    AlreadyExists,
+    FedfaError,
+    Misconfigured,
+    NotFound,
+    StoreUnavailable,
+    TooLarge,
+)
+from fedfa.settings import StoreSettings
+from fedfa.store import ObjectInfo, check_key, check_size
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_CONNECTIONS = 32
+FIRST_WAIT_SECONDS = 0.1
+LONGEST_WAIT_SECONDS = 2.0  # a longer one outlasts the restart it waits for
+
+# botocore's classes for "nobody, or nothing whole, answered". Not all of them share a base.
+_NO_ANSWER = (
+    boto_errors.ConnectionError,
+    boto_errors.HTTPClientError,
+    boto_errors.IncompleteReadError,
+    boto_errors.CredentialRetrievalError,
+    boto_errors.MetadataRetrievalError,
+    ResponseParserError,
+    urllib3.exceptions.HTTPError,
+)
+_PASSING_STATUS = {404, 408, 409, 425, 429}  # 404: a load balancer's; S3 says NoSuchKey
+_PASSING_CODES = {
+    "BadDigest",
+    "IncompleteBody",
+    "RequestTimeout",
+    "SlowDown",
+    "Throttling",
+    "XAmzContentSHA256Mismatch",
+}
+_CREDENTIAL_CODES = {
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+}
+_PERMISSIONS = {"ListObjectsV2": "s3:ListBucket", "HeadBucket": "s3:ListBucket"}
+
+
+class _Unclear(Exception):
+    """Raised inside S3Store when an answer does not say what happened."""
+
+
+class S3Store:
+    """An `ObjectStore` over one bucket of an S3 server."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        """Connects to nothing yet. Raises Misconfigured."""
+        self._client = _client(settings)
+        self._settings = settings
+        self._bucket = settings.bucket
+
+    @property
+    def name(self) -> str:
+        endpoint = self._settings.endpoint or f"AWS S3 in {self._settings.region}"
+        return f"bucket {self._bucket!r} at {endpoint}"
+
+    def ensure_bucket(self) -> None:
+        """Create the bucket if it does not exist."""
+        if not self._insist("look for the bucket", "", self._has_bucket):
+            self._insist("create the bucket", "", self._create_bucket)
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        return self._insist("get", check_key(key), lambda: self._read(key, max_bytes))
+
+    def get_start(self, key: str, num_bytes: int) -> bytes:
+        return self._insist("get", check_key(key), lambda: self._read_start(key, num_bytes))
+
+    def put(self, key: str, body: bytes) -> None:
+        self._insist(
+            "put",
+            check_key(key),
+            lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=body),
+        )
+
+    def create(self, key: str, body: bytes) -> None:
+        # After an unclear try the object may be ours already, or land later: the same request
+        # is sent again, and a refusal means something only once the object is seen to differ.
+        in_doubt = False
+
+        def attempt() -> None:
+            nonlocal in_doubt
+            if in_doubt and self._holds(key, body):
+                return
+            try:
+                with self._verdicts("create", key):
+                    self._client.put_object(
+                        Bucket=self._bucket, Key=key, Body=body, IfNoneMatch="*"
+                    )
+            except _Unclear:
+                in_doubt = True
+                raise
+            except AlreadyExists:
+                if not (in_doubt and self._holds(key, body)):
+                    raise
+
+        self._insist("create", check_key(key), attempt)
+
+    def exists(self, key: str) -> bool:
+        # Not HEAD: its answer has no body, so a missing bucket looks like a missing object.
+        try:
+            self.get_start(key, 1)
+        except NotFound:
+            return False
+        return True
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        for page in self._pages(prefix, Prefix=prefix):
+            for item in page.get("Contents", []):
+                yield ObjectInfo(item["Key"], item["Size"], item["LastModified"].timestamp())
+
+    def folders(self) -> Iterator[str]:
+        for page in self._pages("", Delimiter="/"):
+            for item in page.get("CommonPrefixes", []):
+                yield item["Prefix"].removesuffix("/")
+
+    def delete(self, key: str) -> None:
+        self._insist(
+            "delete",
+            check_key(key),
+            lambda: self._client.delete_object(Bucket=self._bucket, Key=key),
+        )
+
+    def _read(self, key: str, max_bytes: int | None) -> bytes:
+        answer = self._client.get_object(Bucket=self._bucket, Key=key)
+        with closing(answer["Body"]) as body:
+            check_size(key, answer["ContentLength"], max_bytes)
+            return body.read()
+
+    def _read_start(self, key: str, num_bytes: int) -> bytes:
+        try:
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=key, Range=f"bytes=0-{num_bytes - 1}"
+            )
+        except boto_errors.ClientError as error:
+            if error.response["Error"]["Code"] == "InvalidRange":  # an empty object
+                return b""
+            raise
+        with closing(answer["Body"]) as body:
+            return body.read(num_bytes)  # some servers ignore the range
+
+    def _holds(self, key: str, body: bytes) -> bool:
+        """Whether the object is there with this body. Raises AlreadyExists if it differs."""
+        with self._verdicts("read back", key):
+            try:
+                if self._read(key, len(body)) == body:
+                    return True
+            except TooLarge:
+                pass
+            except self._client.exceptions.NoSuchKey:
+                return False
+        raise AlreadyExists(self._where("create", key))
+
+    def _pages(self, prefix: str, **request: Any) -> "Iterator[ListObjectsV2OutputTypeDef]":
+        while True:
+            page = self._insist(
+                "list",
+                prefix,
+                lambda: self._client.list_objects_v2(Bucket=self._bucket, **request),
+            )
+            yield page
+            if not page["IsTruncated"]:
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    def _has_bucket(self) -> bool:
+        try:
+            self._client.head_bucket(Bucket=self._bucket)
+        except boto_errors.ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
+                return False
+            raise
+        return True
+
+    def _create_bucket(self) -> None:
+        request: dict[str, Any] = {"Bucket": self._bucket}
+        if self._settings.region != "us-east-1":  # AWS: the default must not be spelled out
+            request["CreateBucketConfiguration"] = {"LocationConstraint": self._settings.region}
+        try:
+            self._client.create_bucket(**request)
+        except self._client.exceptions.BucketAlreadyOwnedByYou:
+            return
+        except self._client.exceptions.BucketAlreadyExists as error:
+            raise Misconfigured(
+                f"{self.name} belongs to somebody else; choose another FEDFA_S3_BUCKET"
+            ) from error
+
+    def _insist(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
+        """Try until the answer is clear, with full jitter between tries."""
+
+        def once() -> T:
+            with self._verdicts(operation, key):
+                return attempt()
+
+        def report(state: tenacity.RetryCallState) -> None:
+            reason = str(state.outcome.exception()) if state.outcome else ""
+            fields = {"operation": operation, "key": key, "reason": reason}
+            logger.warning("no clear answer from the store", extra=fields)
+
+        tries = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Unclear),
+            stop=tenacity.stop_after_delay(self._settings.outage_seconds),
+            wait=tenacity.wait_random_exponential(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS),
+            before_sleep=report,
+            reraise=True,
+        )
+        try:
+            return tries(once)
+        except _Unclear as error:
+            raise StoreUnavailable(
+                f"{self._where(operation, key)}: no clear answer for "
+                f"{self._settings.outage_seconds:g} s (FEDFA_S3_OUTAGE_SECONDS): {error}"
+            ) from error
+
+    @contextmanager
+    def _verdicts(self, operation: str, key: str) -> Iterator[None]:
+        """Turn boto's errors into ours: a clear answer, no clear answer, or wrong settings."""
+        where = self._where(operation, key)
+        try:
+            yield
+        except boto_errors.ClientError as error:
+            raise self._verdict(where, error) from error
+        except _NO_ANSWER as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise Misconfigured(
+                    f"{where}: {error}; name the server's CA file in AWS_CA_BUNDLE"
+                ) from error
+            raise _Unclear(_line(str(error))) from error
+        except boto_errors.BotoCoreError as error:
+            raise Misconfigured(_line(f"{where}: {error}; {self._credentials}")) from error
+
+    def _verdict(self, where: str, error: boto_errors.ClientError) -> FedfaError | _Unclear:
+        code = error.response["Error"]["Code"]
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        answer = _line(f"{code} {error.response['Error'].get('Message', '')}")
+        if code == "NoSuchKey":
+            return NotFound(where)
+        if status == 412:
+            return AlreadyExists(where)
+        if code == "NoSuchBucket":
+            return Misconfigured(f"{where}: no such bucket; create it, or correct FEDFA_S3_BUCKET")
+        if status in _PASSING_STATUS or code in _PASSING_CODES:
+            return _Unclear(f"HTTP {status} {answer}")
+        if status >= 500 and status != 501:  # 501 says that the server lacks the operation
+            return _Unclear(f"HTTP {status} {answer}")
+        if code in _CREDENTIAL_CODES:
+            return Misconfigured(f"{where}: refused with {code}; {self._credentials}")
+        if status == 403:
+            operation = error.operation_name
+            permission = _PERMISSIONS.get(operation, f"s3:{operation}")
+            return Misconfigured(
+                f"{where}: refused with {answer}; allow {permission} there (and s3:ListBucket, "
+                f"without which S3 refuses to say that an object is missing); {self._credentials}"
+            )
+        return Misconfigured(f"{where}: refused with HTTP {status} {answer}")
+
+    @property
+    def _credentials(self) -> str:
+        if self._settings.access_key is None:
+            return "FEDFA_S3_ACCESS_KEY is not set: check the AWS credential chain, or set it"
+        return "check FEDFA_S3_ACCESS_KEY and FEDFA_S3_SECRET_KEY"
+
+    def _where(self, operation: str, key: str) -> str:
+        return f"{operation} {key!r} in {self.name}" if key else f"{operation}: {self.name}"
+
+
+def _client(settings: StoreSettings) -> "S3Client":
+    if (settings.access_key is None) != (settings.secret_key is None):
+        raise Misconfigured("set both FEDFA_S3_ACCESS_KEY and FEDFA_S3_SECRET_KEY, or neither")
+    config = Config(
+        signature_version="s3v4",
+        s3={"addressing_style": "path" if settings.path_style else "virtual"},
+        # The default checksums corrupt objects on some servers; we keep digests of our own.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        # One try each: a retry inside botocore would hide that a create was tried before.
+        retries={"mode": "standard", "total_max_attempts": 1},
+        connect_timeout=settings.connect_timeout_seconds,
+        read_timeout=settings.read_timeout_seconds,
+        max_pool_connections=MAX_CONNECTIONS,
+        tcp_keepalive=True,
+    )
+    try:
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=settings.endpoint,
+            region_name=settings.region,
+            aws_access_key_id=_revealed(settings.access_key),
+            aws_secret_access_key=_revealed(settings.secret_key),
+            config=config,
+        )
+    except (ValueError, boto_errors.BotoCoreError) as error:
+        raise Misconfigured(
+            f"FEDFA_S3_ENDPOINT={settings.endpoint} FEDFA_S3_REGION={settings.region}: {error}"
+        ) from error
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

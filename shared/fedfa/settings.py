@@ -1,0 +1,97 @@
+"""How a process reaches the broker and the bucket; read once, at start, from the environment."""
+
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class StoreSettings(BaseSettings):
+    """The bucket that holds every federation, and how to reach it (FEDFA_S3_*)."""
+
+    # Errors must not print the secrets that came with a wrong field.
+    model_config = SettingsConfigDict(
+        env_prefix="FEDFA_S3_", frozen=True, env_ignore_empty=True, hide_input_in_errors=True
+    )
+
+    endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s@]+$",
+        description="URL of the S3 server, without credentials; none means AWS S3",
+    )
+    bucket: str = Field(
+        default="fedfa",
+        pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$",
+        description="the bucket; each federation is a folder in it",
+    )
+    region: str = Field(
+        default="us-east-1", min_length=1, description="the bucket's region; many servers ignore it"
+    )
+    access_key: SecretStr | None = Field(
+        default=None,
+        description="access key id; none, with secret_key: the usual AWS chain (environment, "
+        "profile, web identity, instance role)",
+    )
+    secret_key: SecretStr | None = Field(
+        default=None, description="the secret that belongs to access_key"
+    )
+    path_style: bool = Field(
+        default=True,
+        description="address the bucket in the path (most servers) and not in the host name",
+    )
+    connect_timeout_seconds: float = Field(
+        default=5.0, gt=0, description="how long one try waits for a connection"
+    )
+    read_timeout_seconds: float = Field(
+        default=20.0, gt=0, description="how long one try waits for the next bytes of an answer"
+    )
+    outage_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="how long one operation keeps trying before it reports an outage",
+    )
+
+
+class ServiceSettings(BaseSettings):
+    """What all three services share (FEDFA_*); each adds its own fields in a subclass."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FEDFA_", frozen=True, env_ignore_empty=True, hide_input_in_errors=True
+    )
+
+    http_host: str = Field(default="127.0.0.1", description="where /healthz and /metrics listen")
+    http_port: int = Field(default=0, ge=0, le=65535, description="0 picks a free port")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="the least severe log line that is written"
+    )
+    log_json: bool = Field(default=True, description="JSON log lines; false for plain ones")
+
+
+class BrokerSettings(BaseSettings):
+    """The RabbitMQ broker, and when a connection counts as lost (FEDFA_AMQP_*)."""
+
+    # Errors must not print the password inside the URL.
+    model_config = SettingsConfigDict(
+        env_prefix="FEDFA_AMQP_", frozen=True, env_ignore_empty=True, hide_input_in_errors=True
+    )
+
+    url: SecretStr = Field(
+        default=SecretStr("amqp://guest:guest@127.0.0.1:5672/"),
+        description="amqp:// or amqps:// URL with user, password and virtual host ('/' is %2f)",
+    )
+    reconnect_max_seconds: float = Field(
+        default=15.0,
+        gt=0,
+        description="longest wait before another try to connect; at most a third of the lease TTL",
+    )
+    heartbeat_seconds: int = Field(
+        default=60,
+        ge=5,
+        description="a connection that was silent for this long is lost, on both sides",
+    )
+    blocked_timeout_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="how long the broker may leave a call without an answer (short of memory or "
+        "disk, or a queue without a leader) before the connection is dropped and tried again",
+    )

@@ -1,0 +1,169 @@
+"""The object store: one small contract (`ObjectStore`) over an S3 bucket or a local folder.
+
+Everything a federation remembers lies behind these calls. `fedfa.s3` has the bucket;
+`DirectoryStore` serves the simulator, copied runs and tests.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+from fedfa.errors import AlreadyExists, Misconfigured, NotFound, StoreUnavailable, TooLarge
+from fedfa.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from fedfa.s3 import S3Store
+
+PARTIAL_FOLDER = ".partial"  # where a DirectoryStore writes what is not complete yet
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One entry of a listing; `modified` is in unix seconds, by the store's clock."""
+
+    key: str
+    size_bytes: int
+    modified: float
+
+
+class ObjectStore(Protocol):
+    """Bytes under keys. Every call may come from any thread and may be repeated."""
+
+    @property
+    def name(self) -> str:
+        """Which store this is, for messages to people."""
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        """The whole object. Raises NotFound, or TooLarge before its body is read."""
+
+    def get_start(self, key: str, num_bytes: int) -> bytes:
+        """The first `num_bytes` of an object, all of it if it is shorter. Raises NotFound."""
+
+    def put(self, key: str, body: bytes) -> None:
+        """Write an object, whole or not at all, over whatever is there."""
+
+    def create(self, key: str, body: bytes) -> None:
+        """Write an object that must not exist; of several writers, exactly one succeeds.
+
+        Raises AlreadyExists. StoreUnavailable leaves open whether the object was written.
+        """
+
+    def exists(self, key: str) -> bool: ...
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """The objects whose keys start with `prefix`, in key order within each folder."""
+
+    def folders(self) -> Iterator[str]:
+        """The first components of the keys; one whose last object went may linger."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object; fine if it does not exist."""
+
+
+def from_settings(settings: StoreSettings) -> "S3Store":
+    """The configured bucket. Connects to nothing yet. Raises Misconfigured."""
+    from fedfa.s3 import S3Store  # boto3 is slow to import, and most commands need none of it
+
+    return S3Store(settings)
+
+
+class DirectoryStore:
+    """An `ObjectStore` in a local folder, safe for several processes on one file system.
+
+    A crash of a process leaves every object whole; a crash of the machine may lose the last ones.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def name(self) -> str:
+        return f"folder {self._root}"
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        with self._errors("get", key), self._open(key) as file:
+            check_size(key, os.fstat(file.fileno()).st_size, max_bytes)
+            return file.read()
+
+    def get_start(self, key: str, num_bytes: int) -> bytes:
+        with self._errors("get", key), self._open(key) as file:
+            return file.read(num_bytes)
+
+    def put(self, key: str, body: bytes) -> None:
+        with self._errors("put", key), self._complete(key, body) as (complete, target):
+            complete.replace(target)
+
+    def create(self, key: str, body: bytes) -> None:
+        with self._errors("create", key), self._complete(key, body) as (complete, target):
+            try:
+                target.hardlink_to(complete)
+            except FileExistsError as error:
+                raise AlreadyExists(f"create {key!r} in {self.name}") from error
+
+    def exists(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        folder, _, _ = prefix.rpartition("/")
+        for path in sorted((self._path(folder) if folder else self._root).rglob("*")):
+            key = path.relative_to(self._root).as_posix()
+            if key.startswith(prefix) and not key.startswith(PARTIAL_FOLDER) and path.is_file():
+                with suppress(FileNotFoundError):  # deleted since it was found
+                    yield ObjectInfo(key, path.stat().st_size, path.stat().st_mtime)
+
+    def folders(self) -> Iterator[str]:
+        for path in sorted(self._root.glob("*")):
+            if path.is_dir() and path.name != PARTIAL_FOLDER:
+                yield path.name
+
+    def delete(self, key: str) -> None:
+        with self._errors("delete", key):
+            self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_key(key)
+
+    def _open(self, key: str) -> BinaryIO:
+        try:
+            return self._path(key).open("rb")
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise NotFound(f"get {key!r} in {self.name}") from error
+
+    @contextmanager
+    def _complete(self, key: str, body: bytes) -> Iterator[tuple[Path, Path]]:
+        """Write the body to a file of its own; gives it and the path where it should go."""
+        target = self._path(key)
+        complete = self._root / PARTIAL_FOLDER / uuid.uuid4().hex
+        complete.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            complete.write_bytes(body)
+            yield complete, target
+        finally:
+            complete.unlink(missing_ok=True)
+
+    @contextmanager
+    def _errors(self, operation: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except PermissionError as error:
+            raise Misconfigured(f"{operation} {key!r} in {self.name}: {error}") from error
+        except OSError as error:
+            raise StoreUnavailable(f"{operation} {key!r} in {self.name}: {error}") from error
+
+
+def check_key(key: str) -> str:
+    """The key itself. Raises ValueError for one that a folder or a URL would read differently."""
+    segments = key.split("/")
+    if segments[0] == PARTIAL_FOLDER or "\0" in key or any(s in {"", ".", ".."} for s in segments):
+        raise ValueError(f"{key!r} is no object key: non-empty segments, none of them . or ..")
+    return key
+
+
+def check_size(key: str, size_bytes: int, max_bytes: int | None) -> None:
+    if max_bytes is not None and size_bytes > max_bytes:
+        raise TooLarge(f"{key}: {size_bytes} bytes, at most {max_bytes} allowed")

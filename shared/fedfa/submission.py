@@ -1,0 +1,65 @@
+"""How a federation enters the bucket, and how it is asked to end. Both objects are create-once."""
+
+import re
+import secrets
+import time
+
+from fedfa import keys, manifests
+from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
+from fedfa.messages import StartFederation
+from fedfa.spec import FederationSpec, Submitted
+from fedfa.store import ObjectStore
+from fedfa.tensors import canonical_json
+
+ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def new_id(stem: str) -> str:
+    """A readable id that nobody has yet: the stem and four random digits."""
+    readable = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:50] or "federation"
+    return f"{readable}-{secrets.token_hex(2)}"
+
+
+def submit(store: ObjectStore, spec: FederationSpec, federation: str) -> Submitted:
+    """Create spec.json. Raises InvalidSpec when the id is malformed or taken."""
+    if not ID.fullmatch(federation):
+        raise InvalidSpec(
+            f"id: {federation!r} is not one; use up to 63 of a-z, 0-9 and -, no - in front"
+        )
+    submission = Submitted(
+        federation=federation, uid=secrets.token_hex(16), created_at=time.time(), spec=spec
+    )
+    try:
+        body = submission.model_dump_json(by_alias=True).encode()
+        store.create(keys.spec(federation), body)
+    except AlreadyExists as error:
+        raise InvalidSpec(
+            f"id: {federation} is taken in {store.name}; choose another, or give none"
+        ) from error
+    return submission
+
+
+def start_message(submission: Submitted) -> StartFederation:
+    """The hint that lets the scheduler see a new spec, or a stop, at once."""
+    return StartFederation(federation=submission.federation, uid=submission.uid)
+
+
+def request_stop(store: ObjectStore, federation: str, reason: str) -> Submitted:
+    """Create stop.json; asking again changes nothing. Raises NotFound for an unknown federation."""
+    submission = submitted(store, federation)
+    try:
+        request = {"at": time.time(), "reason": reason}
+        store.create(keys.stop(federation), canonical_json(request).encode())
+    except AlreadyExists:
+        pass
+    return submission
+
+
+def submitted(store: ObjectStore, federation: str) -> Submitted:
+    """The federation as submitted, or NotFound with where to look."""
+    try:
+        return manifests.submitted(store, federation)
+    except NotFound as error:
+        raise NotFound(
+            f"{federation}: no such federation in {store.name}; `fedfa status` lists them"
+        ) from error

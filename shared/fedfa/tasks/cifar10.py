@@ -1,0 +1,200 @@
+"""CIFAR-10 with the paper's model: ResNet18 for 32x32 images, from whatever form the data has.
+
+`data` names a folder, an .npz file, or either in the bucket (s3://bucket/prefix). Understood, in
+a folder or in the folders right inside it:
+
+    *.npz            x_train, y_train, x_test, y_test (uint8, n x 32 x 32 x 3), or JPEG files end
+                     to end: {train,test}_jpeg, _offsets (n + 1), _labels
+    data_batch_*.bin, test_batch.bin        the official binary version (the Python version is
+                                            pickle, which FedFa never reads)
+    {train,test}_NN.webp, _labels.npy       sheets of 40 x 25 images, labels one row per sheet
+    {train,test}/<class>/*.png              or .jpg, .webp: one folder per class
+"""
+
+import hashlib
+import io
+import os
+import re
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from pydantic import Field
+from torch import nn
+from torchvision.models import resnet18
+
+from fedfa import store
+from fedfa.errors import InvalidData
+from fedfa.randomness import prf
+from fedfa.settings import StoreSettings
+from fedfa.spec import FederationSpec, Section
+from fedfa.tasks.base import TensorClassification, options
+
+NUM_CLASSES = 10
+MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, in 0..1
+STD = (0.2470, 0.2435, 0.2616)
+SHEET_ROWS, SHEET_COLUMNS = 40, 25
+MAX_OBJECT_BYTES = 1 << 30
+
+Part = Literal["train", "test"]
+Examples = tuple[npt.NDArray[Any], npt.NDArray[Any]]  # images (n, 32, 32, 3) uint8, labels (n,)
+
+
+class Cifar10Options(Section):
+    data: str | None = Field(
+        default=None, description="where the images are; FEDFA_DATA/cifar10 if not given"
+    )
+    train_examples: int | None = Field(default=None, ge=1, description="use only the first ones")
+    test_examples: int | None = Field(default=None, ge=1, description="use only the first ones")
+
+
+class Cifar10(TensorClassification):
+    def __init__(self, spec: FederationSpec) -> None:
+        chosen = options(spec, Cifar10Options)
+        train, test = read(_location(chosen.data), chosen.train_examples, chosen.test_examples)
+        super().__init__(spec, train=_tensors(train), test=_tensors(test))
+
+    def network(self) -> nn.Module:
+        """ResNet18 with the stem for small images: 3x3 convolution, no pooling."""
+        model: nn.Module = resnet18(num_classes=NUM_CLASSES)
+        model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+        return model
+
+    def inputs(self, examples: torch.Tensor) -> torch.Tensor:
+        """(batch, 32, 32, 3) uint8 -> (batch, 3, 32, 32) normalised, channels last in memory."""
+        mean = torch.tensor(MEAN, device=examples.device)
+        std = torch.tensor(STD, device=examples.device)
+        return ((examples / 255 - mean) / std).permute(0, 3, 1, 2)
+
+
+def read(
+    location: str, train_examples: int | None = None, test_examples: int | None = None
+) -> tuple[Examples, Examples]:
+    """The training and test images at a location, at most so many of each."""
+    root = _fetched(location) if location.startswith("s3://") else Path(location)
+    folders = sorted(path for path in root.glob("*") if path.is_dir())
+    for place in [root, *folders]:
+        for reader in (_npz, _binary, _sheets, _class_folders):
+            try:
+                train = reader(place, "train", train_examples)
+                test = reader(place, "test", test_examples)
+            except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+                raise InvalidData(f"{place}: unreadable CIFAR-10 data: {error}") from error
+            if train and test:
+                return _checked(train, place), _checked(test, place)
+    raise InvalidData(
+        f"no CIFAR-10 data at {location}; name its folder, .npz file or s3:// prefix in the spec "
+        "as task.options.data, or put it into $FEDFA_DATA/cifar10"
+    )
+
+
+def _location(data: str | None) -> str:
+    return data or str(Path(os.environ.get("FEDFA_DATA", "data")) / "cifar10")
+
+
+def _tensors(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = examples
+    return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
+
+
+def _checked(examples: Examples, place: Path) -> Examples:
+    images, labels = examples
+    good = images.dtype == np.uint8 and images.shape == (len(labels), 32, 32, 3)
+    if not good or len(labels) == 0 or labels.min() < 0 or labels.max() >= NUM_CLASSES:
+        raise InvalidData(
+            f"{place}: {images.dtype} images {list(images.shape)} with {len(labels)} labels; "
+            "expected uint8 [n, 32, 32, 3] and n labels from 0 to 9"
+        )
+    return images, labels
+
+
+# -- the forms; each reader returns None where its files are not -------------------------------
+
+
+def _npz(place: Path, part: Part, limit: int | None) -> Examples | None:
+    files = [place] if place.suffix == ".npz" and place.is_file() else sorted(place.glob("*.npz"))
+    for file in files:
+        with np.load(file) as arrays:  # refuses pickled arrays
+            if f"x_{part}" in arrays:
+                return arrays[f"x_{part}"][:limit], arrays[f"y_{part}"].reshape(-1)[:limit]
+            if f"{part}_jpeg" in arrays:
+                labels = arrays[f"{part}_labels"][:limit]
+                data, ends = arrays[f"{part}_jpeg"], arrays[f"{part}_offsets"]
+                jpegs = np.split(data, ends[1 : len(labels) + 1])[: len(labels)]
+                return np.stack([_decoded(io.BytesIO(jpeg.tobytes())) for jpeg in jpegs]), labels
+    return None
+
+
+def _binary(place: Path, part: Part, limit: int | None) -> Examples | None:
+    files = sorted(place.glob("data_batch_*.bin" if part == "train" else "test_batch.bin"))
+    if not files:
+        return None
+    rows = np.concatenate([np.fromfile(file, np.uint8) for file in files]).reshape(-1, 1 + 3072)
+    images = rows[:limit, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), rows[:limit, 0]
+
+
+def _sheets(place: Path, part: Part, limit: int | None) -> Examples | None:
+    per_sheet = SHEET_ROWS * SHEET_COLUMNS
+    files = sorted(place.glob(f"{part}_[0-9]*.webp"))
+    if not files:
+        return None
+    files = files[: None if limit is None else -(-limit // per_sheet)]
+    grid = (SHEET_ROWS, 32, SHEET_COLUMNS, 32, 3)
+    sheets = [
+        _decoded(file).reshape(grid).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3)
+        for file in files
+    ]
+    numbers = [int(file.stem.removeprefix(f"{part}_")) for file in files]
+    labels = np.load(place / f"{part}_labels.npy")[numbers].reshape(-1)
+    return np.concatenate(sheets)[:limit], labels[:limit]
+
+
+def _class_folders(place: Path, part: Part, limit: int | None) -> Examples | None:
+    classes = sorted(path for path in (place / part).glob("*") if path.is_dir())
+    files = [
+        (file, label)
+        for label, folder in enumerate(classes)
+        for file in sorted(folder.iterdir())
+        if file.suffix in {".png", ".jpg", ".jpeg", ".webp"}
+    ]
+    if not files:
+        return None
+    # shuffled, always in the same way: the first few examples should show every class
+    order = np.random.Generator(np.random.PCG64(prf(0, "cifar10"))).permutation(len(files))
+    chosen = [files[index] for index in order[:limit]]
+    return np.stack([_decoded(file) for file, _ in chosen]), np.array([k for _, k in chosen])
+
+
+def _decoded(file: Path | io.BytesIO) -> npt.NDArray[np.uint8]:
+    with Image.open(file) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def _fetched(location: str) -> Path:
+    """A local copy of an object, or of all objects under a prefix; fetched once per machine."""
+    parts = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*[^/])/*", location)
+    if parts is None:
+        raise InvalidData(f"task.options.data: {location}: expected s3://bucket/prefix")
+    bucket, prefix = parts.groups()
+    source = store.from_settings(StoreSettings(bucket=bucket))
+    root = (
+        Path(tempfile.gettempdir()) / "fedfa-data" / hashlib.sha256(location.encode()).hexdigest()
+    )
+    for found in source.list(prefix):
+        inside = Path(found.key.removeprefix(prefix).lstrip("/") or Path(prefix).name)
+        if not f"{found.key}/".startswith(f"{prefix}/") or ".." in inside.parts:
+            continue  # a sibling whose name starts alike, or a key that would leave the folder
+        file = root / inside
+        if not file.exists() or file.stat().st_size != found.size_bytes:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
+                partial.write(source.get(found.key, max_bytes=MAX_OBJECT_BYTES))
+            os.replace(partial.name, file)  # another trainer may be fetching the same
+    return root

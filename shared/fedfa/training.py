@@ -1,0 +1,163 @@
+"""What a client does with a job (the paper's Algorithm 2), and how a version is evaluated.
+
+The same base, shard, spec and seed give the same update, bit for bit, on the same machine.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from fedfa import modules
+from fedfa.errors import Cancelled, InvalidData, InvalidSpec
+from fedfa.spec import AdamW, FederationSpec, LocalTraining, OptimizerChoice
+from fedfa.tasks.base import Batch, Task
+from fedfa.tensors import FlatModel
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResult:
+    """A finished job: what travels, and the numbers that go with it.
+
+    num_examples counts distinct examples used; loss is the mean over the last pass.
+    """
+
+    update: FlatModel
+    num_examples: int
+    num_steps: int
+    loss: float
+
+
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def local_update(
+    task: Task,
+    module: nn.Module,
+    base: FlatModel,
+    *,
+    client: str,
+    spec: FederationSpec,
+    seed: int,
+    device: torch.device,
+    should_stop: Callable[[], bool],
+) -> LocalResult:
+    """Train `module` from `base` on one client's shard.
+
+    The module is overwritten. For fedfa-delta the update's parameters are w_end - w_base, for
+    fedfa-param w_end; buffers and integers are always values. Raises Cancelled as soon as
+    should_stop() says so, which is asked before each batch.
+    """
+    shard = task.shard(client)
+    torch.manual_seed(seed)  # dropout and whatever else the task draws
+    generator = torch.Generator().manual_seed(seed)
+    examples = _chosen(shard, client, spec.local, generator)
+    module.to(device).train()
+    modules.write(module, base)
+    # Scoped, so that nothing else in the process changes: the fastest kernels differ run by run.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        num_steps, loss = _train(
+            task, module, shard, _passes(examples, spec.local, generator), spec, device, should_stop
+        )
+    end = modules.read(module, base.template)
+    if spec.rule.name == "fedfa-delta":
+        num_parameters = base.template.num_parameters
+        end.floats[:num_parameters] -= base.floats[:num_parameters]
+    return LocalResult(end, len(examples), num_steps, loss)
+
+
+def evaluate(
+    task: Task, module: nn.Module, model: FlatModel, device: torch.device
+) -> dict[str, float]:
+    """The task's metrics of this model; the module is overwritten."""
+    module.to(device).eval()
+    modules.write(module, model)
+    with torch.inference_mode():
+        metrics = {name: float(value) for name, value in task.evaluate(module).items()}
+    if "loss" not in metrics:
+        raise InvalidSpec(f"task: evaluate() of {type(task).__name__} gave no 'loss'")
+    return metrics
+
+
+def batch_of(dataset: Dataset[Any], indices: torch.Tensor, device: torch.device) -> Batch:
+    """These examples as one batch of tensors; in-memory tensors are indexed all at once."""
+    if isinstance(dataset, TensorDataset):
+        columns = [column[indices] for column in dataset.tensors]
+    else:
+        columns = default_collate([dataset[index] for index in indices.tolist()])
+    return tuple(column.to(device) for column in columns)
+
+
+def _train(
+    task: Task,
+    module: nn.Module,
+    shard: Dataset[Any],
+    passes: Iterator[list[torch.Tensor]],
+    spec: FederationSpec,
+    device: torch.device,
+    should_stop: Callable[[], bool],
+) -> tuple[int, float]:
+    """Run the optimizer over the passes; returns steps taken and the last pass's mean loss."""
+    optimizer = _optimizer(module, spec.local.optimizer)
+    num_steps = 0
+    for batches in passes:
+        total = torch.zeros((), device=device)  # summed there: no wait for the GPU at each step
+        for indices in batches:
+            if should_stop():
+                raise Cancelled("training: the job is closed or has a newer attempt")
+            optimizer.zero_grad()
+            loss = task.loss(module, batch_of(shard, indices, device))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.detach() * len(indices)
+            num_steps += 1
+    optimizer.zero_grad()  # gradients would outlive the job and double its memory
+    return num_steps, total.item() / sum(len(indices) for indices in batches)
+
+
+def _chosen(
+    shard: Dataset[Any], client: str, local: LocalTraining, generator: torch.Generator
+) -> torch.Tensor:
+    """The examples that this job uses: all, or max_examples of them chosen by the seed."""
+    num_examples = len(shard)  # type: ignore[arg-type]
+    if num_examples == 0:
+        raise InvalidData(f"{client}: its shard has no examples; leave it out of clients()")
+    if local.max_examples is None or num_examples <= local.max_examples:
+        return torch.arange(num_examples)
+    return torch.randperm(num_examples, generator=generator)[: local.max_examples]
+
+
+def _passes(
+    examples: torch.Tensor, local: LocalTraining, generator: torch.Generator
+) -> Iterator[list[torch.Tensor]]:
+    """Shuffled passes over the examples, as batches; with `steps` the last pass may be cut."""
+    left = local.steps
+    for epoch in itertools.count():
+        if epoch == local.epochs or left == 0:
+            return
+        order = torch.randperm(len(examples), generator=generator)
+        batches = list(torch.split(examples[order], local.batch_size))
+        if len(batches) > 1 and len(batches[-1]) == 1:
+            # BatchNorm cannot train on a single example: it joins the batch before
+            batches[-2:] = [torch.cat(batches[-2:])]
+        if left is not None:
+            batches = batches[:left]
+            left -= len(batches)
+        yield batches
+
+
+def _optimizer(module: nn.Module, choice: OptimizerChoice) -> torch.optim.Optimizer:
+    trained = [tensor for tensor in module.parameters() if tensor.requires_grad]
+    if isinstance(choice, AdamW):
+        return torch.optim.AdamW(trained, lr=choice.learning_rate, weight_decay=choice.weight_decay)
+    return torch.optim.SGD(
+        trained,
+        lr=choice.learning_rate,
+        momentum=choice.momentum,
+        weight_decay=choice.weight_decay,
+    )
