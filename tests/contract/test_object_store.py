@@ -251,16 +251,17 @@ def brittle_s3(fault: str) -> Iterator[ObjectStore]:
         serving = threading.Thread(target=server.serve_forever, args=(0.05,))
         serving.start()
         secret = SecretStr("secret")
-        yield from_settings(
-            StoreSettings(
-                endpoint=f"http://127.0.0.1:{server.server_port}",
-                access_key=secret,
-                secret_key=secret,
-                outage_seconds=1,
-            )
+        settings = StoreSettings(
+            endpoint=f"http://127.0.0.1:{server.server_port}",
+            access_key=secret,
+            secret_key=secret,
+            outage_seconds=1,
         )
-        server.shutdown()
-        serving.join()
+        try:
+            yield from_settings(settings)
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 class BrittleS3Handler(BaseHTTPRequestHandler):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from fedfa import keys
+from fedfa import keys, manifests
 from fedfa.broker import Consumer
 from fedfa.local.processes import free_port
-from fedfa.manifests import submitted
+from fedfa.submission import submitted
 from fedfa.messages import StartFederation
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
@@ -45,6 +46,12 @@ def fedfa(environment: dict[str, str], *arguments: object) -> "subprocess.Comple
 
 
 @pytest.fixture
+def name() -> str:
+    """An id of this test's own: the bucket is the module's."""
+    return f"fed-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
 def spec(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text("clients: 4\nconcurrency: 2\n")
@@ -63,39 +70,40 @@ def test_submit_creates_the_spec_and_tells_the_scheduler(
     there = submitted(store, federation)
     assert there.spec.rule.name == "fedfa-param"
     consumer = Consumer(broker_settings, [(EVENTS_QUEUE, 1)], name="test")
-    message = next(delivery.message() for delivery in consumer if delivery is not None)
+    expected = StartFederation(federation=federation, uid=there.uid)
+    deliveries = (delivery for delivery in consumer if delivery is not None)
+    assert any(delivery.message() == expected for delivery in deliveries)  # until the time-out
     consumer.close()
-    assert message == StartFederation(federation=federation, uid=there.uid)
 
 
 def test_a_taken_id_is_refused_and_its_spec_stays(
-    environment: dict[str, str], store: S3Store, spec: Path
+    environment: dict[str, str], store: S3Store, spec: Path, name: str
 ) -> None:
     # given
-    first = fedfa(environment, "submit", spec, "--id", "mine")
-    uid = submitted(store, "mine").uid
+    first = fedfa(environment, "submit", spec, "--id", name)
+    uid = submitted(store, name).uid
     # when
-    second = fedfa(environment, "submit", spec, "--id", "mine")
+    second = fedfa(environment, "submit", spec, "--id", name)
     # then
-    assert first.stdout == "mine\n"
+    assert first.stdout == f"{name}\n"
     assert second.returncode == 2
-    assert second.stderr.startswith("error: id: mine is taken")
-    assert submitted(store, "mine").uid == uid
+    assert second.stderr.startswith(f"error: id: {name} is taken")
+    assert submitted(store, name).uid == uid
 
 
 def test_without_a_broker_submit_still_submits_and_says_what_follows(
-    environment: dict[str, str], store: S3Store, spec: Path
+    environment: dict[str, str], store: S3Store, spec: Path, name: str
 ) -> None:
     # given
     environment["FEDFA_AMQP_URL"] = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
     # when
-    done = fedfa(environment, "submit", spec, "--id", "mine")
+    done = fedfa(environment, "submit", spec, "--id", name)
     # then
     assert done.returncode == 0
-    assert done.stdout == "mine\n"
-    assert done.stderr.startswith("warning: mine: submitted, but the scheduler was not told")
+    assert done.stdout == f"{name}\n"
+    assert done.stderr.startswith(f"warning: {name}: submitted, but the scheduler was not told")
     assert "find the request in the bucket by itself" in done.stderr
-    assert submitted(store, "mine").federation == "mine"
+    assert submitted(store, name).federation == name
 
 
 def test_wrong_credentials_of_the_store_are_named(environment: dict[str, str]) -> None:
@@ -107,57 +115,60 @@ def test_wrong_credentials_of_the_store_are_named(environment: dict[str, str]) -
 
 
 def test_stop_asks_once_and_keeps_the_first_reason(
-    environment: dict[str, str], store: S3Store
+    environment: dict[str, str], store: S3Store, name: str
 ) -> None:
     # given
-    born(store, "fed")
+    born(store, name)
     # when
-    done = [fedfa(environment, "stop", "fed", "--reason", why) for why in ("enough", "more")]
+    done = [fedfa(environment, "stop", name, "--reason", why) for why in ("enough", "more")]
     # then
     assert [one.returncode for one in done] == [0, 0]
-    assert json.loads(store.get(keys.stop("fed")))["reason"] == "enough"
+    assert json.loads(store.get(keys.stop(name)))["reason"] == "enough"
 
 
 def test_status_lists_every_federation_even_beside_a_damaged_one(
-    environment: dict[str, str], store: S3Store
+    environment: dict[str, str], store: S3Store, name: str
 ) -> None:
     # given
-    write_sample_run(store, "done")
-    born(store, "young")
-    store.put(keys.spec("broken"), b"{")
+    done_one, young, broken = (f"{name}-{what}" for what in ("done", "young", "broken"))
+    write_sample_run(store, done_one)
+    born(store, young)
+    store.put(keys.spec(broken), b"{")
     # when
     done = fedfa(environment, "status", "--json")
     table = fedfa(environment, "status")
     # then
     listed = {one["federation"]: one for one in json.loads(done.stdout)}
-    assert {name: one["status"] for name, one in listed.items()} == {
-        "done": "finished",
-        "young": "running",
-        "broken": "unreadable",
-    }
-    assert listed["done"]["merged"] == 30
-    assert listed["young"]["open_jobs"] == 3
-    assert all(name in table.stdout for name in listed)
+    assert listed[done_one]["status"] == "finished"
+    assert listed[done_one]["merged"] == 30
+    assert listed[young]["status"] == "running"
+    assert listed[young]["open_jobs"] == 3
+    assert listed[broken]["status"] == "unreadable"
+    assert all(one in table.stdout for one in listed)
 
 
-def test_status_of_one_shows_its_numbers(environment: dict[str, str], store: S3Store) -> None:
+def test_status_of_one_shows_its_numbers(
+    environment: dict[str, str], store: S3Store, name: str
+) -> None:
     # given
-    write_sample_run(store)
+    write_sample_run(store, name)
     # when
-    done = fedfa(environment, "status", "fed", "--json")
+    done = fedfa(environment, "status", name, "--json")
     # then
     summary = json.loads(done.stdout)
     assert summary["status"] == "finished"
     assert summary["latest"]["version"] == 26
-    assert "accuracy" in fedfa(environment, "status", "fed").stdout
+    assert "accuracy" in fedfa(environment, "status", name).stdout
 
 
-def test_watch_ends_with_the_federation(environment: dict[str, str], store: S3Store) -> None:
+def test_watch_ends_with_the_federation(
+    environment: dict[str, str], store: S3Store, name: str
+) -> None:
     # given
-    write_sample_run(store)
+    write_sample_run(store, name)
     # when
-    lines = fedfa(environment, "watch", "fed")
-    values = fedfa(environment, "watch", "fed", "--json")
+    lines = fedfa(environment, "watch", name)
+    values = fedfa(environment, "watch", name, "--json")
     # then
     assert lines.returncode == values.returncode == 0
     assert lines.stdout.count("\n") == 1
@@ -166,30 +177,33 @@ def test_watch_ends_with_the_federation(environment: dict[str, str], store: S3St
 
 
 def test_verify_ends_well_only_if_every_bit_is_right(
-    environment: dict[str, str], store: S3Store
+    environment: dict[str, str], store: S3Store, name: str
 ) -> None:
     # given
-    write_sample_run(store)
-    honest = fedfa(environment, "verify", "fed", "--json")
-    model = next(iter(store.list("fed/updates/1-2/"))).key
-    store.put(model, store.get(model)[:-1] + b"\x00")
+    write_sample_run(store, name)
+    honest = fedfa(environment, "verify", name, "--json")
+    newest = manifests.newest(store, name)
+    assert newest is not None
+    victim = newest.manifest.state.window[0].key
+    body = store.get(victim)
+    store.put(victim, body[:-1] + bytes([body[-1] ^ 1]))
     # when
-    damaged = fedfa(environment, "verify", "fed", "--json")
+    damaged = fedfa(environment, "verify", name, "--json")
     # then
     assert honest.returncode == 0
     assert json.loads(honest.stdout)["mismatch"] is None
     assert damaged.returncode == 1
-    assert model in json.loads(damaged.stdout)["mismatch"]
+    assert victim in json.loads(damaged.stdout)["mismatch"]
 
 
 def test_report_and_export_write_where_they_are_told(
-    environment: dict[str, str], store: S3Store, tmp_path: Path
+    environment: dict[str, str], store: S3Store, tmp_path: Path, name: str
 ) -> None:
     # given
-    write_sample_run(store)
+    write_sample_run(store, name)
     # when
-    report = fedfa(environment, "report", "fed", "--out", tmp_path / "report")
-    export = fedfa(environment, "export", "fed", "--version", 10, "--out", tmp_path / "m")
+    report = fedfa(environment, "report", name, "--out", tmp_path / "report")
+    export = fedfa(environment, "export", name, "--version", 10, "--out", tmp_path / "m")
     # then
     assert report.returncode == export.returncode == 0
     assert str(tmp_path / "report" / "report.html") in report.stdout

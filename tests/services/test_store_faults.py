@@ -34,6 +34,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
 
 
 @pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[SeaweedFS]:
+    server = SeaweedFS(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
 def proxy(server: SeaweedFS) -> Iterator[Proxy]:
     with Proxy(server.port) as proxy:
         yield proxy
@@ -172,10 +180,8 @@ def test_a_stalled_store_is_an_outage_and_works_afterwards(server: SeaweedFS, pr
     assert store.get("stalled") == OURS
 
 
-def test_calls_go_on_after_a_crash_of_the_server_without_loss(tmp_path: Path) -> None:
-    server = SeaweedFS(tmp_path)
-    server.start()
-    store = from_settings(server.settings())
+def test_calls_go_on_after_a_crash_of_the_server_without_loss(own_server: SeaweedFS) -> None:
+    store = from_settings(own_server.settings())
     done = [0, 0]
     is_over = threading.Event()
 
@@ -198,20 +204,19 @@ def test_calls_go_on_after_a_crash_of_the_server_without_loss(tmp_path: Path) ->
         try:
             for _ in range(2):
                 wait_for_progress()
-                server.kill()
-                server.start()
+                own_server.kill()
+                own_server.start()
             wait_for_progress()
         finally:
             is_over.set()
     for worker in workers:
         worker.result()
 
-    for worker, num_done in enumerate(done):
-        assert store.get(f"worker/{worker}/head") == f"worker/{worker}/{num_done - 1}".encode()
+    for number, num_done in enumerate(done):
+        assert store.get(f"worker/{number}/head") == f"worker/{number}/{num_done - 1}".encode()
         for n in range(num_done):
-            key = f"worker/{worker}/{n}"
+            key = f"worker/{number}/{n}"
             assert store.get(key) == key.encode()
-    server.stop()
 
 
 def test_a_store_that_nobody_serves_is_an_outage_that_names_the_endpoint() -> None:
@@ -357,9 +362,11 @@ def http_server(*answers: tuple[int, bytes]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         serving = threading.Thread(target=server.serve_forever, args=(0.05,))
         serving.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        serving.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 class ScriptedHandler(BaseHTTPRequestHandler):

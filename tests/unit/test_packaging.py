@@ -1,11 +1,16 @@
 """What each image installs and loads: the scheduler and the aggregator know no torch."""
 
+import ast
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def requirements(name: str, extra: str = "") -> set[str]:
@@ -49,3 +54,35 @@ def test_the_light_services_start_without_loading_torch(service: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{service} 0.")
+
+
+def imported_by(package: str) -> set[str]:
+    """Our modules that name a package in an import statement, anywhere in their source."""
+    found = set()
+    for root in ("shared", "services"):
+        for path in (REPOSITORY / root).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                if any(name.split(".")[0] == package for name in names):
+                    found.add(path.relative_to(REPOSITORY).as_posix())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "home"),
+    [
+        ("pika", "shared/fedfa/broker/"),
+        ("boto3", "shared/fedfa/s3.py"),
+        ("botocore", "shared/fedfa/s3.py"),
+        ("msgpack", "shared/fedfa/messages.py"),
+        ("torchvision", "shared/fedfa/tasks/cifar10.py"),
+    ],
+)
+def test_one_place_alone_knows_each_foreign_api(package: str, home: str) -> None:
+    users = imported_by(package)
+    assert users
+    assert all(user.startswith(home) for user in users), users

@@ -28,8 +28,8 @@ def held(order: TrainJob | EvalJob | InitModel = TRAIN, phase: Phase = "training
 
 
 def model_ready(**fields: Any) -> ModelReady:
-    defaults = {"federation": "fed", "uid": UID, "n": 7, "version": 6, "status": "running"}
-    return ModelReady(**(defaults | {"closed": ()} | fields))
+    defaults = {"federation": "fed", "uid": UID, "n": 7, "version": 6, "closed": ()}
+    return ModelReady(**{"status": "running", **defaults, **fields})
 
 
 def manifest(version: int, generation: int, **fields: Any) -> Manifest:

@@ -41,7 +41,7 @@ def main() -> None:
         conformance.probe(store, now=time.time)
         publisher = Publisher(broker_settings, name="aggregator")
         consumer = Consumer(
-            broker_settings, [(UPDATES_QUEUE, settings.prefetch)], name="aggregator"
+            broker_settings, [(UPDATES_QUEUE, settings.aggregator_prefetch)], name="aggregator"
         )
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: consumer.stop())

@@ -318,6 +318,7 @@ class Aggregator:
             (mail.message.slot, mail.message.generation)
             for mail in batch.answered
             if isinstance(mail.message, UpdateReady | AbandonJob)
+            and mail.message.uid == manifest.uid
         }
         ready = ModelReady(
             federation=manifest.federation,

@@ -6,10 +6,9 @@ from fedfa.settings import ServiceSettings
 
 
 class AggregatorSettings(ServiceSettings):
-    prefetch: int = Field(
+    aggregator_prefetch: int = Field(
         default=64,
         ge=1,
         le=1000,
-        alias="FEDFA_AGGREGATOR_PREFETCH",
         description="announcements taken from the broker at once; more share one commit",
     )

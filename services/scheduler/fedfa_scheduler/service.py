@@ -83,7 +83,7 @@ class Scheduler:
         self._last_turn = clock()
         self._reconcile_at = self._discover_at = self._rest_until = float("-inf")
         self._troubles: dict[str, str] = {}  # federation -> what is wrong with its objects
-        self._shown: tuple[Any, Any] = ({}, [])  # what HTTP threads see
+        self._shown: tuple[Any, Any] | None = None  # what HTTP threads see
 
     def turn(self, delivery: Delivery | None, *, epoch: int, is_active: bool) -> None:
         """One delivery, or none for a while, and everything that is due.
@@ -93,7 +93,7 @@ class Scheduler:
         now, last = self._clock(), self._last_turn
         self._last_turn = now
         if not is_active:
-            self._epoch = None
+            self._epoch = self._shown = None
             return
         if epoch != self._epoch or now - last > self._settings.lease_ttl_seconds / 2:
             self._epoch, self._has_gap = epoch, True
@@ -109,7 +109,7 @@ class Scheduler:
             self._do_what_is_due()
         except Unavailable as error:
             self._rest(error)
-        if delivery is None:
+        if delivery is None and self._shown is not None:
             self._show()
 
     # -- hear -----------------------------------------------------------------------------------
@@ -331,11 +331,13 @@ class Scheduler:
         self._shown = (status.open_jobs(self._fleet), listed)
 
     def open_jobs(self) -> Answer:
-        """For autoscaling. A standby does not know: 503, so that nobody scales by it."""
-        return (200, self._shown[0]) if self._epoch is not None else (503, {"standby": True})
+        """For autoscaling. 503 while it is a standby or did not look yet: nobody scales by that."""
+        shown = self._shown
+        return (503, {"acting": False}) if shown is None else (200, shown[0])
 
     def federations(self) -> Answer:
-        return (200, self._shown[1]) if self._epoch is not None else (503, {"standby": True})
+        shown = self._shown
+        return (503, {"acting": False}) if shown is None else (200, shown[1])
 
 
 def _fields(message: Any) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from fedfa.observability import (
 )
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
+from fedfa_trainer.bucket import Bucket
 from fedfa_trainer.service import Trainer, queues
 from fedfa_trainer.settings import TrainerSettings
-from fedfa_trainer.work import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,7 @@ def serve(
     """Run a trainer until a signal ends it."""
     publisher = Publisher(broker_settings, name=settings.trainer_name)
     consumer = Consumer(broker_settings, queues(settings.pools), name=settings.trainer_name)
-    worker = Worker(S3Store(store_settings), publisher, task_allow=settings.task_allow)
-    trainer = Trainer(settings, consumer, publisher, worker)
+    trainer = Trainer(settings, consumer, publisher, Bucket(S3Store(store_settings)))
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if trainer.is_stopping:

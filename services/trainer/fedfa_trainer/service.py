@@ -9,26 +9,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 
 from fedfa.broker import Consumer, Delivery, Publisher
 from fedfa.errors import BrokerUnavailable, Cancelled, InvalidMessage, Misconfigured
 from fedfa.messages import (
     EvalJob,
     InitModel,
-    JobFailed,
     JobHeartbeat,
-    JobReleased,
     JobStarted,
     ModelReady,
     RollCall,
     TrainJob,
 )
 from fedfa.observability import Answer, Pulse
-from fedfa.topology import BROADCAST, BROADCAST_QUEUE, DEAD, EVENTS, Queue, jobs_queue
+from fedfa.topology import BROADCAST_QUEUE, DEAD, EVENTS, Queue, jobs_queue
 from fedfa_trainer import metrics
-from fedfa_trainer.failures import explain
+from fedfa_trainer.bucket import Bucket
 from fedfa_trainer.held import PHASES, Held, Order, Work
+from fedfa_trainer.outcome import RELEASE_TIMEOUT_SECONDS, carry_out, claim, hand_back
 from fedfa_trainer.settings import TrainerSettings
 from fedfa_trainer.work import Worker
 
@@ -38,7 +36,6 @@ BROADCAST_PREFETCH = 100
 HEARTBEAT_TIMEOUT_SECONDS = 2.0
 # Work that was told to stop is waited for, and then reported even if it still computes.
 STOP_SECONDS = 2.0
-RELEASE_TIMEOUT_SECONDS = 1.0
 
 
 def queues(pools: tuple[str, ...]) -> list[tuple[Queue, int]]:
@@ -52,13 +49,14 @@ class Trainer:
         settings: TrainerSettings,
         consumer: Consumer,
         publisher: Publisher,
-        worker: Worker,
+        bucket: Bucket,
     ) -> None:
         self.pulse = Pulse()
         self._settings = settings
         self._consumer = consumer
         self._publisher = publisher
-        self._worker = worker
+        self._bucket = bucket
+        self._worker = Worker(bucket, publisher, task_allow=settings.task_allow)
         self._job_queues = [jobs_queue(pool).name for pool in settings.pools]
         self._lock = threading.Lock()  # of _held, and of pausing by its size
         self._held: dict[Work, Held] = {}
@@ -114,7 +112,7 @@ class Trainer:
                 self._accept(message, delivery)
                 return
             case ModelReady() if is_broadcast:
-                self._worker.hear_model(message)
+                self._bucket.hear_model(message)
                 for held in self._snapshot():
                     held.hear_model(message)
             case JobStarted() if is_broadcast:
@@ -156,7 +154,7 @@ class Trainer:
             self._start("work", self._hold, held, delivery)
         else:
             known.adopt(order.attempt)
-            self._start("claim", self._claim, known, delivery)
+            self._start("claim", claim, known, delivery, self._publisher)
 
     def _pause(self) -> None:
         for name in self._job_queues:
@@ -178,8 +176,8 @@ class Trainer:
 
     def _hold(self, held: Held, delivery: Delivery) -> None:
         try:
-            self._claim(held, delivery)
-            outcome, reason = self._perform(held)
+            claim(held, delivery, self._publisher)
+            outcome, reason = carry_out(held, self._worker, self._publisher)
         finally:
             self._let_go(held)
         metrics.jobs.labels(outcome=outcome).inc()
@@ -194,41 +192,6 @@ class Trainer:
             "reason": reason,
         }
         logger.info("work ended", extra=fields)
-
-    def _claim(self, held: Held, delivery: Delivery) -> None:
-        """Everybody knows who has it before the broker forgets it."""
-        started = held.fact(JobStarted)
-        self._publisher.publish(started, EVENTS)
-        self._publisher.publish(started, BROADCAST)
-        delivery.ack()
-
-    def _perform(self, held: Held) -> tuple[str, str]:
-        """Do the work; returns its outcome, and the reason if it was not delivered."""
-        try:
-            self._worker.perform(held)
-        except Cancelled as error:
-            if held.released_at is None:
-                return "dropped", str(error)
-            self._publish_release(held)
-            return "released", held.reason
-        except BrokerUnavailable:
-            raise
-        except Misconfigured as error:
-            held.release(str(error))
-            with suppress(BrokerUnavailable):
-                self._publish_release(held, RELEASE_TIMEOUT_SECONDS)
-            raise
-        except (Exception, SystemExit) as error:  # the task's code may raise anything
-            reason = explain(error)
-        else:
-            return "delivered", ""
-        # Out of the handler: the error's frames hold the task's tensors, and this may take long.
-        self._publisher.publish(held.fact(JobFailed, error=reason), EVENTS)
-        return "failed", reason
-
-    def _publish_release(self, held: Held, timeout_seconds: float | None = None) -> None:
-        released = held.fact(JobReleased, reason=held.reason[:1000], missing=held.missing)
-        self._publisher.publish(released, EVENTS, timeout_seconds=timeout_seconds)
 
     def _let_go(self, held: Held) -> None:
         with self._lock:
@@ -269,7 +232,7 @@ class Trainer:
 
     def _check(self, held: Held) -> None:
         try:
-            manifest = self._worker.newest(held)
+            manifest = self._bucket.newest(held)
         except Cancelled:
             return
         if manifest is not None:
@@ -301,7 +264,7 @@ class Trainer:
     def _disown(self, held: Held) -> None:
         """Hand back what does not stop; it ends with the process."""
         try:
-            self._publish_release(held, RELEASE_TIMEOUT_SECONDS)
+            hand_back(held, self._publisher, timeout_seconds=RELEASE_TIMEOUT_SECONDS)
         except BrokerUnavailable as error:
             logger.warning("not handed back", extra={"reason": str(error)})
         with self._lock:

@@ -4,14 +4,12 @@ Every body runs in its own thread and reads top to bottom. An outage of store or
 makes it wait: what was computed is kept until it is delivered, or until nobody waits for it.
 """
 
-import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 from fedfa import keys, ledger, manifests, modules, training
 from fedfa.broker import Publisher
@@ -21,39 +19,30 @@ from fedfa.errors import (
     FedfaError,
     InvalidInput,
     InvalidTensors,
-    Misconfigured,
     NotFound,
-    StoreUnavailable,
     UnknownTask,
 )
 from fedfa.federation import Client
-from fedfa.manifests import Birth, Manifest, ModelRef
+from fedfa.manifests import Birth, ModelRef
 from fedfa.messages import (
     EvalJob,
     EvalReady,
     InitModel,
     InitReady,
-    ModelReady,
     TrainJob,
     UpdateReady,
 )
 from fedfa.randomness import prf
-from fedfa.store import ObjectStore
 from fedfa.tasks import base as tasks
 from fedfa.tensors import FlatModel, canonical_json, encode, sha256
 from fedfa.topology import EVENTS, UPDATES
 from fedfa.training import LocalResult
 from fedfa_trainer import metrics
+from fedfa_trainer.bucket import BEHIND_WAIT_SECONDS, Bucket
 from fedfa_trainer.computing import Computing
-from fedfa_trainer.held import Held, is_ahead, is_closed
+from fedfa_trainer.held import Held
 from fedfa_trainer.warm import Shelf, Warm
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-OUTAGE_WAIT_SECONDS = 2.0  # at most, between two tries that the store did not answer
-BEHIND_WAIT_SECONDS = 2.0  # at most, between two looks for a manifest that knows the job
 MODEL_READS = 5  # each of a newer manifest, before a missing model counts as lost
 
 
@@ -72,28 +61,18 @@ class Worker:
 
     def __init__(
         self,
-        store: ObjectStore,
+        bucket: Bucket,
         publisher: Publisher,
         *,
         task_allow: tuple[str, ...],
     ) -> None:
         self.computing = Computing()
         self.train_seconds: dict[str, float] = {}  # by uid: what the last training took
-        self._store = store
+        self._bucket = bucket
         self._publisher = publisher
         self._task_allow = task_allow
         self._device = training.best_device()
         self._shelf = Shelf()
-        self._known: dict[str, int] = {}  # by uid: the newest manifest known to exist
-        self._answered: set[str] = set()  # store operations that worked once
-
-    def hear_model(self, ready: ModelReady) -> None:
-        """A manifest exists: a hint that saves looking for it."""
-        if ready.status == "running":
-            self._known[ready.uid] = max(self._known.get(ready.uid, 0), ready.n)
-        else:
-            self._known.pop(ready.uid, None)
-            self.train_seconds.pop(ready.uid, None)
 
     def perform(self, held: Held) -> None:
         """Do the work and deliver it. Raises Cancelled, or whatever the task's code raises."""
@@ -106,25 +85,13 @@ class Worker:
             case InitModel():
                 self._initialise(held, order)
 
-    def newest(self, held: Held) -> Manifest | None:
-        """The newest manifest of the held work's federation, None before its birth."""
-        order = held.order
-        known = self._known.get(order.uid, 0)
-        committed = self._insist(
-            held, "get", lambda: manifests.newest(self._store, order.federation, known=known)
-        )
-        if committed is None:
-            return None
-        self._known[order.uid] = max(self._known.get(order.uid, 0), committed.manifest.n)
-        return committed.manifest
-
     # -- the three bodies -----------------------------------------------------------------------
 
     def _train(self, held: Held, job: TrainJob) -> None:
         finished = self._compute(held, job)
         held.wait(job.delay_seconds)
         held.enter("delivering")
-        manifest = self.newest(held)
+        manifest = self._bucket.newest(held)
         if manifest is not None:
             held.hear_manifest(manifest)
         held.check()
@@ -180,12 +147,12 @@ class Worker:
         body = encode(result.update, draft.model_dump(by_alias=True, exclude={"key", "digest"}))
         digest = sha256(body)
         key = keys.update(job.federation, job.slot, job.generation, draft.attempt, digest)
-        self._upload(held, key, body)
+        self._bucket.upload(held, key, body)
         self._publisher.publish(draft.model_copy(update={"key": key, "digest": digest}), UPDATES)
 
     def _evaluate(self, held: Held, job: EvalJob) -> None:
         key = keys.evaluation(job.federation, job.version)
-        if not self._insist(held, "get", lambda: self._store.exists(key)):
+        if not self._bucket.insist(held, "get", lambda: self._bucket.store.exists(key)):
             with self.computing.turn(held), self._warm(held) as warm:
                 birth = self._birth(held, warm)
                 model = self._model(held, warm, birth, ModelRef(job.version, job.key, job.digest))
@@ -206,14 +173,14 @@ class Worker:
             }
             try:
                 body = canonical_json(fields).encode()
-                self._insist(held, "create", lambda: self._store.create(key, body))
+                self._bucket.insist(held, "create", lambda: self._bucket.store.create(key, body))
             except AlreadyExists:
                 pass  # another attempt was faster
         ready = EvalReady(federation=job.federation, uid=job.uid, version=job.version)
         self._publisher.publish(ready, EVENTS)
 
     def _initialise(self, held: Held, order: InitModel) -> None:
-        if self.newest(held) is not None:
+        if self._bucket.newest(held) is not None:
             raise Cancelled("the federation is born already")
         with self.computing.turn(held):
             self._shelf.drop(order.uid)  # a module that was trained has no initial weights
@@ -226,7 +193,7 @@ class Worker:
         body = encode(model, ledger.birth_metadata(Birth(clients, template, frozen_digest)))
         digest = sha256(body)
         key = keys.model(order.federation, 0, digest)
-        self._upload(held, key, body)
+        self._bucket.upload(held, key, body)
         ready = InitReady(
             federation=order.federation,
             uid=order.uid,
@@ -254,9 +221,11 @@ class Worker:
 
     def _build(self, held: Held) -> Warm:
         order = held.order
+        if isinstance(order, TrainJob):
+            self._bucket.current(held, order)  # raises before anything is loaded for a closed job
         try:
-            submission = self._insist(
-                held, "get", lambda: manifests.submitted(self._store, order.federation)
+            submission = self._bucket.insist(
+                held, "get", lambda: manifests.submitted(self._bucket.store, order.federation)
             )
         except NotFound:
             raise Cancelled(f"{order.federation}: it has no spec.json") from None
@@ -273,7 +242,9 @@ class Worker:
         """What manifest 0 fixed, once this trainer's frozen weights are seen to be the same."""
         if warm.birth is None:
             federation = warm.submission.federation
-            birth = self._insist(held, "get", lambda: manifests.birth_of(self._store, federation))
+            birth = self._bucket.insist(
+                held, "get", lambda: manifests.birth_of(self._bucket.store, federation)
+            )
             ours = modules.frozen_digest(warm.module)
             if ours != birth.frozen_digest:
                 raise InvalidInput(
@@ -288,7 +259,7 @@ class Worker:
         """The newest version and its model."""
         reads = 0
         while True:
-            reference = self._current(held, job).model
+            reference = self._bucket.current(held, job).model
             assert reference is not None, "only a federation that ended unborn has no model"
             try:
                 return reference.version, self._model(held, warm, birth, reference)
@@ -298,58 +269,12 @@ class Worker:
                     raise
                 held.wait(random.uniform(0, BEHIND_WAIT_SECONDS))
 
-    def _current(self, held: Held, job: TrainJob) -> Manifest:
-        """The newest manifest, not older than the one that opened the job.
-
-        A job that no manifest knows for a whole lease (the bucket was restored) is handed back:
-        whoever issued it decides again.
-        """
-        give_up_at = time.monotonic() + job.lease_ttl_seconds
-        while True:
-            manifest = self.newest(held)
-            if manifest is not None:
-                if is_closed(manifest, job):
-                    raise Cancelled(f"manifest {manifest.n} shows it closed")
-                if not is_ahead(manifest, job):
-                    return manifest
-            if time.monotonic() > give_up_at:
-                held.release(f"no manifest knows generation {job.generation} of slot {job.slot}")
-            held.wait(random.uniform(0, BEHIND_WAIT_SECONDS))
-
     def _model(self, held: Held, warm: Warm, birth: Birth, reference: ModelRef) -> FlatModel:
         if warm.model is None or warm.digest != reference.digest:
-            warm.model = self._insist(
-                held, "get", lambda: ledger.read_model(self._store, reference, birth.template)
+            warm.model = self._bucket.insist(
+                held,
+                "get",
+                lambda: ledger.read_model(self._bucket.store, reference, birth.template),
             )
             warm.digest = reference.digest
         return warm.model
-
-    # -- the store --------------------------------------------------------------------------------
-
-    def _upload(self, held: Held, key: str, body: bytes) -> None:
-        self._insist(held, "put", lambda: self._store.put(key, body))
-        metrics.upload_bytes.inc(len(body))
-
-    def _insist(self, held: Held, operation: str, request: Callable[[], T]) -> T:
-        """Ask the store until it answers, or until there is a reason to stop.
-
-        A refusal ends the trainer where such an operation never worked; later it is an outage
-        like any other, so that changing the store's keys costs no training.
-        """
-        while True:
-            try:
-                answer = request()
-            except (AlreadyExists, NotFound):
-                self._answered.add(operation)
-                raise
-            except StoreUnavailable as error:
-                reason = str(error)
-            except Misconfigured as error:
-                if operation not in self._answered:
-                    raise
-                reason = str(error)
-            else:
-                self._answered.add(operation)
-                return answer
-            logger.warning("the work waits for the store", extra={"reason": reason})
-            held.wait(random.uniform(0, OUTAGE_WAIT_SECONDS))

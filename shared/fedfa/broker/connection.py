@@ -49,6 +49,7 @@ CLOSE_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.5
 CONNECT_SECONDS = 10.0
 CHECK_AGAIN_SECONDS = 0.5
+NO_ANSWER = "connected, but the broker does not answer"
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, NOT_ALLOWED = 403, 404, 406, 530
 FAILURES = (AMQPError, AMQPConnectorException, OSError, BrokerUnavailable)
 _TCP_OPTIONS = {
@@ -98,7 +99,7 @@ class Link(ABC):
         self._closing = threading.Event()
         self._was_up = False
         self._failures = 0
-        self._trouble = "not connected yet"
+        self._trouble = "not connected yet"  # the last failure, for whoever gives up waiting
         self._fatal: Misconfigured | None = None
         self._thread = threading.Thread(target=self._run, name=f"amqp-{name}", daemon=True)
 
@@ -148,9 +149,10 @@ class Link(ABC):
         self._closing.wait(wait)
 
     def _up(self) -> None:
+        if not self._was_up:
+            self._trouble = NO_ANSWER
         self._was_up = True
         self._failures = 0
-        self._trouble = "connected, but the broker does not answer"
         logger.info("broker connected", extra={"connection": self.name})
 
     @contextmanager

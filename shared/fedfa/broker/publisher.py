@@ -16,6 +16,7 @@ from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 from fedfa import messages
 from fedfa.broker.connection import (
     CLOSE_SECONDS,
+    NO_ANSWER,
     NOT_FOUND,
     SETTLE_SECONDS,
     TURN_SECONDS,
@@ -152,6 +153,7 @@ class Publisher(Link):
             except Misconfigured as error:
                 self._settle(request, error=error)
             else:
+                self._trouble = NO_ANSWER
                 self._settle(request, result)
 
     def _publish(

@@ -6,7 +6,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+PIPE_WIDTH = 300  # a table that goes into a file or a pipe is not folded to fit a screen
+
 out = Console(highlight=False)
+if not out.is_terminal:
+    out.width = PIPE_WIDTH
 err = Console(stderr=True, highlight=False)
 
 

@@ -180,10 +180,10 @@ def _brief(store: ObjectStore, federation: str) -> dict[str, Any]:
 def _table(overview: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("federation", "status", "task", "rule"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in ("version", "merged", "open"):
-        table.add_column(column, justify="right")
-    table.add_column("submitted")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("submitted", no_wrap=True)
     table.add_column("reason", style="dim")
     for one in overview:
         if one["status"] == "unreadable":

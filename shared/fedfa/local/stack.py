@@ -207,6 +207,7 @@ class LocalStack:
                 max(1, (os.cpu_count() or 1) // max(1, self._num_trainers))
             ),
             "FEDFA_TRAINER_GRACE_SECONDS": "5",
+            "FEDFA_DISCOVER_INTERVAL_SECONDS": "5",  # a private bucket is quickly listed
             **self._environment,
             "FEDFA_HTTP_PORT": str(self.http_ports[name]),
             **variables,

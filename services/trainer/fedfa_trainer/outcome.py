@@ -1,0 +1,52 @@
+"""What the scheduler hears of one piece of work: that it began, and how it ended if not well."""
+
+from contextlib import suppress
+
+from fedfa.broker import Delivery, Publisher
+from fedfa.errors import BrokerUnavailable, Cancelled, Misconfigured
+from fedfa.messages import JobFailed, JobReleased, JobStarted
+from fedfa.topology import BROADCAST, EVENTS
+from fedfa_trainer.failures import explain
+from fedfa_trainer.held import Held
+from fedfa_trainer.work import Worker
+
+RELEASE_TIMEOUT_SECONDS = 1.0
+
+
+def claim(held: Held, delivery: Delivery, publisher: Publisher) -> None:
+    """Everybody knows who has it before the broker forgets it."""
+    started = held.fact(JobStarted)
+    publisher.publish(started, EVENTS)
+    publisher.publish(started, BROADCAST)
+    delivery.ack()
+
+
+def carry_out(held: Held, worker: Worker, publisher: Publisher) -> tuple[str, str]:
+    """Do the work; returns its outcome, and the reason if it was not delivered."""
+    try:
+        worker.perform(held)
+    except Cancelled as error:
+        if held.released_at is None:
+            return "dropped", str(error)
+        hand_back(held, publisher)
+        return "released", held.reason
+    except BrokerUnavailable:
+        raise
+    except Misconfigured as error:
+        held.release(str(error))
+        with suppress(BrokerUnavailable):
+            hand_back(held, publisher, timeout_seconds=RELEASE_TIMEOUT_SECONDS)
+        raise
+    except (Exception, SystemExit) as error:  # the task's code may raise anything
+        reason = explain(error)
+    else:
+        return "delivered", ""
+    # Out of the handler: the error's frames hold the task's tensors, and this may take long.
+    publisher.publish(held.fact(JobFailed, error=reason), EVENTS)
+    return "failed", reason
+
+
+def hand_back(held: Held, publisher: Publisher, *, timeout_seconds: float | None = None) -> None:
+    """Tell that it is not done here. Raises BrokerUnavailable after timeout_seconds."""
+    released = held.fact(JobReleased, reason=held.reason[:1000], missing=held.missing)
+    publisher.publish(released, EVENTS, timeout_seconds=timeout_seconds)

@@ -1,0 +1,105 @@
+"""`fedfa local run` and the stack behind it: real servers, real services, a real (small) model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from fedfa.errors import Misconfigured
+from fedfa.history import HistoryReader
+from fedfa.local.stack import LocalStack
+from fedfa.settings import BrokerSettings, StoreSettings
+from fedfa.spec import parse
+from fedfa.submission import submit
+
+TINY = """
+task: {name: digits}
+clients: 6
+concurrency: 4
+local: {steps: 4}
+evaluation: {every_versions: 5}
+stop: {updates: 20}
+"""
+
+
+@pytest.fixture(autouse=True)
+def servers(
+    monkeypatch: pytest.MonkeyPatch, store_settings: StoreSettings, broker_settings: BrokerSettings
+) -> None:
+    """The stacks of these tests use the servers of the session."""
+    assert store_settings.endpoint is not None
+    assert store_settings.access_key is not None
+    assert store_settings.secret_key is not None
+    monkeypatch.setenv("FEDFA_AMQP_URL", broker_settings.url.get_secret_value())
+    monkeypatch.setenv("FEDFA_S3_ENDPOINT", store_settings.endpoint)
+    monkeypatch.setenv("FEDFA_S3_BUCKET", store_settings.bucket)
+    monkeypatch.setenv("FEDFA_S3_ACCESS_KEY", store_settings.access_key.get_secret_value())
+    monkeypatch.setenv("FEDFA_S3_SECRET_KEY", store_settings.secret_key.get_secret_value())
+
+
+def local_run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    spec = folder / "tiny.yaml"
+    spec.write_text(TINY)
+    command = [sys.executable, "-m", "fedfa.cli", "local", "run", spec, "--out", folder / "out"]
+    return subprocess.run(
+        [*map(str, command), *options], capture_output=True, text=True, timeout=110
+    )
+
+
+def test_a_local_run_leaves_report_model_numbers_and_logs(tmp_path: Path) -> None:
+    # when
+    done = local_run(tmp_path, "--id", "local", "--trainers", "1", "--verify")
+    # then
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "finished: merged 20 updates" in done.stdout
+    assert "replay bit for bit" in done.stdout
+    out = tmp_path / "out"
+    assert "finished" in (out / "report.html").read_text()
+    assert load_file(out / "model.safetensors")
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["merged"], summary["latest"]["version"]) == (20, summary["version"])
+    logs = {path.name for path in (out / "logs").iterdir()}
+    assert logs == {"aggregator.log", "scheduler.log", "trainer-1.log"}
+
+
+def test_a_service_that_is_killed_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    # given
+    with LocalStack(tmp_path, trainers=1) as stack:
+        store = stack.store()
+        submit(store, parse({"clients": 6, "stop": {"updates": 12}}), "killed")
+        pid = stack.processes["aggregator"].pid
+        # when
+        os.kill(pid, signal.SIGKILL)
+        said: list[str] = []
+        reader = HistoryReader(store, "killed")
+        deadline = time.monotonic() + 90
+        while not reader.refresh().has_ended and time.monotonic() < deadline:
+            said += stack.supervise()
+            time.sleep(0.5)
+        # then
+        assert reader.refresh().has_ended
+        assert said == ["aggregator died and was started again"]
+        assert stack.processes["aggregator"].pid != pid
+
+
+def test_processes_are_gone_after_the_stack(tmp_path: Path) -> None:
+    with LocalStack(tmp_path, trainers=1) as stack:
+        assert stack.rabbitmq is None  # the environment names a broker and a bucket
+        assert stack.seaweedfs is None
+        processes = list(stack.processes.values())
+        assert all(process.is_running for process in processes)
+    assert not any(process.is_running for process in processes)
+
+
+def test_a_service_that_cannot_start_shows_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDFA_S3_SECRET_KEY", "wrong")
+    with pytest.raises(Misconfigured, match=r"aggregator ended with code(.|\n)*SECRET_KEY"):
+        LocalStack(tmp_path, trainers=0).__enter__()
