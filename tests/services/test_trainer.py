@@ -530,16 +530,19 @@ def test_start_of_a_job_is_known_before_its_message_is_forgotten(
     vhost = world.broker.url.get_secret_value().rpartition("/")[2]
     limit = json.dumps({"max-length": 0, "overflow": "reject-publish"})
     rabbit.ctl("set_policy", "-p", vhost, "full", "^fedfa\\.events$", limit)
-    born = world.bear()
+    try:
+        born = world.bear()
+        world.send(world.train_job(born), to=trainer)
+        wait_for(lambda: trainer.phases())
 
-    world.send(world.train_job(born), to=trainer)
-    # then it is not acknowledged, which a quorum queue tells every few seconds
-    expected = f"fedfa.jobs.{trainer.pool}\t1"
-    listing = ("list_queues", "-p", vhost, "name", "messages_unacknowledged")
-    wait_for(lambda: expected in rabbit.ctl(*listing))
-    assert not world.ears.all(JobStarted, born.submission)
+        # then it is not acknowledged, which a quorum queue tells every few seconds
+        expected = f"fedfa.jobs.{trainer.pool}\t1"
+        listing = ("list_queues", "-p", vhost, "name", "messages_unacknowledged")
+        wait_for(lambda: expected in rabbit.ctl(*listing))
+        assert not world.ears.all(JobStarted, born.submission)
+    finally:
+        rabbit.ctl("clear_policy", "-p", vhost, "full")
 
-    rabbit.ctl("clear_policy", "-p", vhost, "full")
     world.ears.first(UpdateReady, born.submission)
 
 

@@ -34,7 +34,6 @@ from fedfa_scheduler.status import federations
 from tests.unit.builders import DIGEST, UID, spec
 
 TTL = 60.0
-MINUTE = 60.0
 CREATED_AT = 1000.0
 
 
@@ -536,6 +535,24 @@ def test_a_failure_heard_after_a_start_waits_for_the_count_of_the_queue() -> Non
     world.fleet.heard(failed(jobs[0]), world.now)
     assert world.settle() == []
     assert world.fleet.federations["fed"].leases[(UID, "train", jobs[0].slot, 1)].failures == 1
+
+
+def test_a_job_handed_back_before_a_start_waits_for_the_count_of_the_queue() -> None:
+    world = World()
+    jobs = world.run_normally()
+    world.start()
+    world.fleet.evaluated("fed", Evaluation(0, 0.0))
+    world.show_manifest()
+    world.fleet.heard(fact(JobReleased, jobs[0], reason="SIGTERM"), world.now)
+    assert world.settle() == []
+
+
+def test_a_heartbeat_delivered_again_after_a_failure_does_not_hold_the_job() -> None:
+    world = World()
+    job = world.run_normally()[0]
+    world.fleet.heard(failed(job), world.now)
+    assert not world.fleet.heard(fact(JobHeartbeat, job), world.now)
+    assert job_numbers(world.settle()) == [(job.slot, 1)]
 
 
 # -- initialisation -------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ and asks again until nothing is.
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
 
 from fedfa.federation import Federation, Job
 from fedfa.history import Evaluation
@@ -26,7 +25,7 @@ from fedfa.messages import (
 from fedfa.spec import Submitted
 from fedfa.topology import UPDATES, Route, jobs
 from fedfa_scheduler.known import Known, Order, abandon, order, stop_of
-from fedfa_scheduler.leases import Attempts, Lease, Work
+from fedfa_scheduler.leases import Attempts, Lease, Task, Work
 
 STOP_REPEAT_SECONDS = 5.0
 RECENT_LEASES = 3  # a trainer that was silent for so many lease_ttl may be gone
@@ -335,7 +334,7 @@ class Fleet:
         self,
         known: Known,
         work: Work,
-        task: Literal["train", "evaluate", "init"],
+        task: Task,
         now: float,
         *,
         is_new: bool,

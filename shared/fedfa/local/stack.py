@@ -202,10 +202,7 @@ class LocalStack:
             "FEDFA_LOG_JSON": "false",
             # Reconnecting must be faster than a lease, or jobs are handed out twice.
             "FEDFA_AMQP_RECONNECT_MAX_SECONDS": f"{self._lease_ttl_seconds / 3:g}",
-            # The trainers share the machine; by default each would take all of its cores.
-            "FEDFA_TRAINER_TORCH_THREADS": str(
-                max(1, (os.cpu_count() or 1) // max(1, self._num_trainers))
-            ),
+            "FEDFA_TRAINER_TORCH_THREADS": str(self._threads_per_trainer()),
             "FEDFA_TRAINER_GRACE_SECONDS": "5",
             "FEDFA_DISCOVER_INTERVAL_SECONDS": "5",  # a private bucket is quickly listed
             **self._environment,
@@ -213,6 +210,10 @@ class LocalStack:
             **variables,
         }
         self._launch(name)
+
+    def _threads_per_trainer(self) -> int:
+        """The trainers share the machine, and one core is left to servers and services."""
+        return max(1, ((os.cpu_count() or 1) - 1) // max(1, self._num_trainers))
 
     def _launch(self, name: str) -> None:
         module = f"fedfa_{name.partition('-')[0]}"
