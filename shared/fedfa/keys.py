@@ -1,6 +1,12 @@
 """Every object key, one function each. A federation's id is its prefix in the bucket."""
 
+import re
+
 DIGEST_DIGITS = 16  # hex digits of the content digest that a key carries
+
+_NUMBER = r"(0|[1-9][0-9]*)"
+_MODEL = re.compile(rf"models/{_NUMBER}-[0-9a-f]{{16}}\.safetensors")
+_UPDATE = re.compile(rf"updates/{_NUMBER}-{_NUMBER}/[^/]+\.safetensors")
 
 
 def spec(federation: str) -> str:
@@ -33,6 +39,28 @@ def update(federation: str, slot: int, generation: int, attempt: str, digest: st
     return f"{prefix}{attempt}-{digest[:DIGEST_DIGITS]}.safetensors"
 
 
+def models(federation: str) -> str:
+    """The prefix of every model."""
+    return f"{federation}/models/"
+
+
+def updates(federation: str) -> str:
+    """The prefix of every update."""
+    return f"{federation}/updates/"
+
+
+def version_of(federation: str, key: str) -> int | None:
+    """The version in the key of one of this federation's models; None for any other key."""
+    match = _MODEL.fullmatch(_inside(federation, key))
+    return int(match[1]) if match else None
+
+
+def job_of(federation: str, key: str) -> tuple[int, int] | None:
+    """Slot and generation in the key of one of this federation's updates; None for any other."""
+    match = _UPDATE.fullmatch(_inside(federation, key))
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def evaluation(federation: str, version: int) -> str:
     return f"{federation}/evals/{version}.json"
 
@@ -40,3 +68,8 @@ def evaluation(federation: str, version: int) -> str:
 def digest_matches(key: str, digest: str) -> bool:
     """Whether a models/ or updates/ key ends with the first digits of this content digest."""
     return key.endswith(f"-{digest[:DIGEST_DIGITS]}.safetensors")
+
+
+def _inside(federation: str, key: str) -> str:
+    prefix = f"{federation}/"
+    return key.removeprefix(prefix) if key.startswith(prefix) else ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from fedfa import keys, manifests
 from fedfa.errors import InvalidInput
+from fedfa.failpoints import reach
 from fedfa.federation import Client, Decision, State, Status, found
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
 from fedfa.replica import Replica
@@ -198,6 +199,7 @@ def commit(
         key = keys.model(before.federation, replica.version, digest)
         model = ModelRef(replica.version, key, digest)
         store.put(key, body)
+        reach("commit.model_put")
     manifest = Manifest(
         federation=before.federation,
         uid=before.uid,

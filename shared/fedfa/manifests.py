@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedfa import keys
 from fedfa.errors import AlreadyExists, Fenced, InvalidInput, NotFound
+from fedfa.failpoints import reach
 from fedfa.federation import Client, Decision, Federation, State
 from fedfa.spec import Submitted, describe
 from fedfa.store import ObjectStore
@@ -142,6 +143,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
     unknown. HEAD.json is moved afterwards; readers do not depend on it.
     """
     body = encode(manifest)
+    reach("commit.before_manifest")
     try:
         store.create(keys.manifest(manifest.federation, manifest.n), body)
     except AlreadyExists:
@@ -151,7 +153,9 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
             raise Fenced(
                 f"{manifest.federation}: manifest {manifest.n} was committed by {winner}"
             ) from None
+    reach("commit.after_manifest")
     store.put(keys.head(manifest.federation), canonical_json({"n": manifest.n}).encode())
+    reach("commit.head_put")
     return Committed(manifest, hashlib.sha256(body).hexdigest())
 
 

@@ -184,6 +184,38 @@ class Limits(Section):
     )
 
 
+class KeepAll(Section):
+    """Nothing is ever deleted: `fedfa verify` replays the whole run, from version 0."""
+
+    keep: Literal["all"] = "all"
+
+
+class KeepBounded(Section):
+    """Models and updates that nothing can need any more are deleted; the log stays whole.
+
+    Also kept, whatever these say: what the window holds, what is open, the best evaluated
+    model, those that wait for their evaluation, and the final one.
+    """
+
+    keep: Literal["bounded"] = "bounded"
+    keep_last: int = Field(
+        default=20, ge=1, description="newest models kept, with the updates that `verify` needs"
+    )
+    keep_every: int | None = Field(
+        default=None,
+        ge=0,
+        description="keep for ever the model of each version that this divides; 0: none",
+    )
+    min_age_seconds: float = Field(
+        default=3600.0,
+        ge=0,
+        description="nothing younger is deleted; longer than an evaluation or a download takes",
+    )
+
+
+RetentionChoice = Annotated[KeepAll | KeepBounded, Field(discriminator="keep")]
+
+
 class FederationSpec(Section):
     """One training run: what to train, by which rule, on whose data, and until when."""
 
@@ -199,6 +231,7 @@ class FederationSpec(Section):
     evaluation: Evaluation = Evaluation()
     stop: Stop = Stop()
     limits: Limits = Limits()
+    retention: RetentionChoice = KeepAll()
     seed: int = Field(default=0, ge=0, lt=2**32)
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 `status --json`, `watch --json` and a run's summary.json are this value's fields.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -104,10 +105,13 @@ def metric_names(history: History) -> list[str]:
 
 def headline(history: History) -> str | None:
     """The metric to show when there is room for one: the target's, else accuracy, else any."""
-    target = history.submission.spec.stop.target
-    if target is not None:
-        return target.metric
-    names = {name for evaluation in history.evaluations for name in evaluation.metrics}
+    return leading_metric(history.submission.spec.stop, history.evaluations)
+
+
+def leading_metric(stop: Stop, evaluations: Iterable[Evaluation]) -> str | None:
+    if stop.target is not None:
+        return stop.target.metric
+    names = {name for evaluation in evaluations for name in evaluation.metrics}
     ranked = sorted(names, key=lambda name: (name != "accuracy", name in LOWER_IS_BETTER, name))
     return ranked[0] if ranked else None
 

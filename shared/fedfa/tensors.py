@@ -58,8 +58,7 @@ class Tensor:
         allowed = _INTEGER_DTYPES if self.kind == "integer" else {"F32": None}
         if self.dtype not in allowed:
             raise InvalidTensors(
-                f"{self.name}: a {self.kind} of dtype {self.dtype}; "
-                f"allowed: {', '.join(allowed)}"
+                f"{self.name}: a {self.kind} of dtype {self.dtype}; allowed: {', '.join(allowed)}"
             )
 
     @property

@@ -1,13 +1,29 @@
 """Exchanges and queues as values: who publishes where, who consumes what.
 
 Every queue has one exchange of the same name (job queues share one, routed by pool), so that
-broker permissions can be given per exchange and queue. Whatever can be a policy (limits,
-time-outs, dead-lettering) is left to policies: arguments are fixed for ever by the first
+broker permissions can be given per exchange and queue. Whatever can be a policy (time-outs,
+dead-lettering, lower limits) is left to policies: arguments are fixed for ever by the first
 declaration.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+from fedfa.messages import (
+    AbandonJob,
+    AnyMessage,
+    EvalJob,
+    EvalReady,
+    InitModel,
+    InitReady,
+    JobFacts,
+    ModelReady,
+    RollCall,
+    StartFederation,
+    StopFederation,
+    TrainJob,
+    UpdateReady,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +45,7 @@ class Queue:
 
     name: str
     route: Route
-    arguments: dict[str, str | bool] = field(default_factory=dict)
+    arguments: dict[str, str | bool | int] = field(default_factory=dict)
     exclusive: bool = False
 
 
@@ -38,12 +54,14 @@ EVENTS = Route("fedfa.events")
 DEAD = Route("fedfa.dead")
 BROADCAST = Route("fedfa.broadcast", kind="fanout")
 _JOBS_EXCHANGE = "fedfa.jobs"
+REASON_HEADER = "fedfa-reason"  # of a message in DEAD
 
-UPDATES_QUEUE = Queue(
-    "fedfa.updates", UPDATES, {"x-queue-type": "quorum", "x-single-active-consumer": True}
-)
+# RabbitMQ 4 drops a message at its 21st delivery by default, and every lost connection and every
+# look at a dead letter counts as one. -1 would say "never", but only from 4.0 on.
+QUORUM: dict[str, str | bool | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
+UPDATES_QUEUE = Queue("fedfa.updates", UPDATES, QUORUM | {"x-single-active-consumer": True})
 EVENTS_QUEUE = Queue("fedfa.events", EVENTS, {"x-queue-type": "classic"}, exclusive=True)
-DEAD_QUEUE = Queue("fedfa.dead", DEAD, {"x-queue-type": "quorum"})
+DEAD_QUEUE = Queue("fedfa.dead", DEAD, QUORUM)
 BROADCAST_QUEUE = Queue("", BROADCAST)
 
 
@@ -52,7 +70,7 @@ def jobs(pool: str) -> Route:
 
 
 def jobs_queue(pool: str) -> Queue:
-    return Queue(f"fedfa.jobs.{pool}", jobs(pool), {"x-queue-type": "quorum"})
+    return Queue(f"fedfa.jobs.{pool}", jobs(pool), QUORUM)
 
 
 def queue_of(route: Route) -> Queue | None:
@@ -60,3 +78,16 @@ def queue_of(route: Route) -> Queue | None:
     if route.exchange == _JOBS_EXCHANGE:
         return jobs_queue(route.routing_key)
     return {q.route: q for q in (UPDATES_QUEUE, EVENTS_QUEUE, DEAD_QUEUE)}.get(route)
+
+
+def home_of(message: AnyMessage) -> Route | None:
+    """Where this kind of message is consumed; None for work, which the scheduler hands out."""
+    match message:
+        case UpdateReady() | InitReady() | AbandonJob() | StopFederation():
+            return UPDATES
+        case StartFederation() | EvalReady() | JobFacts():
+            return EVENTS
+        case ModelReady() | RollCall():
+            return BROADCAST
+        case TrainJob() | EvalJob() | InitModel():
+            return None

@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 from fedfa import keys, manifests
 from fedfa.broker import Consumer
 from fedfa.local.processes import free_port
-from fedfa.submission import submitted
 from fedfa.messages import StartFederation
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
+from fedfa.submission import submitted
 from fedfa.topology import EVENTS_QUEUE
 from tests.unit.sample_run import born, write_sample_run
 

@@ -537,6 +537,17 @@ def test_a_failure_heard_after_a_start_waits_for_the_count_of_the_queue() -> Non
     assert world.fleet.federations["fed"].leases[(UID, "train", jobs[0].slot, 1)].failures == 1
 
 
+def test_a_failure_delivered_twice_after_a_start_is_counted_once() -> None:
+    world = World({"limits": {"max_attempts": 2}})
+    jobs = world.run_normally()
+    world.start()
+    world.fleet.evaluated("fed", Evaluation(0, 0.0))
+    world.show_manifest()
+    world.fleet.heard(failed(jobs[0]), world.now)
+    world.fleet.heard(failed(jobs[0]), world.now)
+    assert world.settle() == []
+
+
 def test_a_job_handed_back_before_a_start_waits_for_the_count_of_the_queue() -> None:
     world = World()
     jobs = world.run_normally()

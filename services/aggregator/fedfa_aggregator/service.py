@@ -14,6 +14,7 @@ from fedfa import ledger as ledgers
 from fedfa import manifests
 from fedfa.broker import Consumer, Delivery
 from fedfa.errors import Fenced, InvalidInput, InvalidMessage, NotFound, StoreUnavailable
+from fedfa.failpoints import reach
 from fedfa.federation import (
     Abandoned,
     Decision,
@@ -103,6 +104,7 @@ class Aggregator:
         Raises StoreUnavailable, and Fenced at the second lost commit within a minute; what was
         not acknowledged then comes again.
         """
+        reach("aggregator.received")
         mails: dict[str, deque[Mail]] = {}
         for delivery in deliveries:
             if mail := self._open(delivery):
@@ -137,6 +139,7 @@ class Aggregator:
         try:
             ledger = self._fill(ledger, batch, federation, queue)
             if batch.decisions and ledger and batch.replica:
+                reach("aggregator.decided")
                 with metrics.commit_seconds.time():
                     ledger = ledgers.commit(
                         self._store,
@@ -155,9 +158,12 @@ class Aggregator:
             return
         if ledger is not None:
             self._ledgers[federation] = ledger
+            reach("aggregator.committed")
             self._announce(ledger, batch)
+            reach("aggregator.published")
         for mail in batch.answered:
             mail.delivery.ack()
+            reach("aggregator.acked")
 
     def _fill(
         self, ledger: Ledger | None, batch: Batch, federation: str, queue: deque[Mail]
@@ -239,6 +245,7 @@ class Aggregator:
             update, vector, reason = fetch(
                 self._store, message, replica.model.template, client=client
             )
+        reach("aggregator.fetched")
         if vector is None:
             return decide(replica, Rejected(update, reason))
         with metrics.merge_seconds.time():
@@ -269,6 +276,7 @@ class Aggregator:
             birth, vector = ledgers.birth_from(body)
         except (NotFound, InvalidInput) as error:
             raise Undecidable(f"initial model: {error}") from error
+        reach("aggregator.birth_read")
         if reason := ledgers.why_unborn(submission, birth):
             return ledgers.stillborn(
                 self._store,
@@ -345,7 +353,14 @@ class Aggregator:
         self._fenced_at = now
 
 
-def run(consumer: Consumer, aggregator: Aggregator, store: ObjectStore, pulse: Pulse) -> None:
+def run(
+    consumer: Consumer,
+    aggregator: Aggregator,
+    store: ObjectStore,
+    pulse: Pulse,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Serve until the consumer is stopped. No delivery is held while the store is out."""
     for delivery in consumer:
         pulse.beat()
@@ -357,15 +372,17 @@ def run(consumer: Consumer, aggregator: Aggregator, store: ObjectStore, pulse: P
             logger.warning("the store is out", extra={"reason": str(error)})
             consumer.suspend()
             aggregator.forget()
-            _await_store(consumer, store, pulse)
+            _await_store(consumer, store, pulse, sleep)
             consumer.unsuspend()
 
 
-def _await_store(consumer: Consumer, store: ObjectStore, pulse: Pulse) -> None:
+def _await_store(
+    consumer: Consumer, store: ObjectStore, pulse: Pulse, sleep: Callable[[float], None]
+) -> None:
     while not consumer.is_stopped:
         pulse.beat()
         try:
             store.exists("HEAD.json")
             return
         except StoreUnavailable:
-            time.sleep(1.0)
+            sleep(1.0)

@@ -20,8 +20,10 @@ from fedfa.errors import (
     NotFound,
     Unavailable,
 )
+from fedfa.failpoints import reach
 from fedfa.manifests import Manifest
 from fedfa.messages import (
+    AbandonJob,
     AnyMessage,
     EvalJob,
     EvalReady,
@@ -116,6 +118,7 @@ class Scheduler:
 
     def _receive(self, delivery: Delivery) -> None:
         """Acknowledges in any case: what an outage keeps undone, the fleet remembers as due."""
+        reach("scheduler.received")
         try:
             message = delivery.message()
         except InvalidMessage as error:
@@ -127,6 +130,7 @@ class Scheduler:
             elif isinstance(message, ModelReady):
                 self._on_model_ready(message)
             self._do_what_is_due()
+            reach("scheduler.before_ack")
         finally:
             delivery.ack()
 
@@ -265,7 +269,10 @@ class Scheduler:
     def _do(self, action: Action) -> None:
         match action:
             case Send():
+                if isinstance(action.message, AbandonJob):
+                    reach("scheduler.before_abandon")
                 self._publish(action.message, action.route)
+                reach("scheduler.published")
                 self._fleet.done(action, self._clock())
                 if isinstance(action.message, TrainJob | EvalJob | InitModel):
                     metrics.jobs_published.inc()
@@ -280,6 +287,7 @@ class Scheduler:
                     self._trouble(federation, error)
                     self._fleet.model_found(action, None)
             case RecordFailure(federation, version, error):
+                reach("scheduler.before_evaluation_failure")
                 body = bucket.evaluation_failure(version, error, at=self._unix_clock())
                 with suppress(AlreadyExists):  # a trainer did it after all
                     self._store.create(keys.evaluation(federation, version), body)
@@ -296,6 +304,7 @@ class Scheduler:
             update = bucket.delivered_update(self._store, submission, first, generation)
         elif task == "init":
             has_initial_model = bucket.has_initial_model(self._store, look.federation)
+        reach("scheduler.looked")
         has_expired = self._fleet.looked(
             look, self._clock(), update=update, has_initial_model=has_initial_model
         )

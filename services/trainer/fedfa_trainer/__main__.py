@@ -24,6 +24,7 @@ from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa_trainer.bucket import Bucket
 from fedfa_trainer.service import Trainer, queues
 from fedfa_trainer.settings import TrainerSettings
+from fedfa_trainer.work import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,9 @@ def serve(
     """Run a trainer until a signal ends it."""
     publisher = Publisher(broker_settings, name=settings.trainer_name)
     consumer = Consumer(broker_settings, queues(settings.pools), name=settings.trainer_name)
-    trainer = Trainer(settings, consumer, publisher, Bucket(S3Store(store_settings)))
+    bucket = Bucket(S3Store(store_settings))
+    worker = Worker(bucket, publisher, task_allow=settings.task_allow)
+    trainer = Trainer(settings, consumer, publisher, bucket, worker)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if trainer.is_stopping:

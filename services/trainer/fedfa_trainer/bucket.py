@@ -2,7 +2,6 @@
 
 import logging
 import random
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -55,7 +54,7 @@ class Bucket:
         A job that no manifest knows for a whole lease (the bucket was restored) is handed back:
         whoever issued it decides again.
         """
-        give_up_at = time.monotonic() + job.lease_ttl_seconds
+        give_up_at = held.clock() + job.lease_ttl_seconds
         while True:
             manifest = self.newest(held)
             if manifest is not None:
@@ -63,7 +62,7 @@ class Bucket:
                     raise Cancelled(f"manifest {manifest.n} shows it closed")
                 if not is_ahead(manifest, job):
                     return manifest
-            if time.monotonic() > give_up_at:
+            if held.clock() > give_up_at:
                 held.release(f"no manifest knows generation {job.generation} of slot {job.slot}")
             held.wait(random.uniform(0, BEHIND_WAIT_SECONDS))
 

@@ -5,13 +5,12 @@ attempt, or when it is handed back. Finished work is kept until it is delivered,
 generation is closed: then nobody waits for it.
 """
 
-import threading
-import time
 from typing import Any, Literal, TypeVar, get_args
 
 from fedfa.errors import Cancelled
 from fedfa.manifests import Manifest
 from fedfa.messages import EvalJob, InitModel, JobFacts, JobStarted, ModelReady, TrainJob
+from fedfa_trainer.runtime import THREADS, Runtime
 
 Order = TrainJob | EvalJob | InitModel
 Phase = Literal["waiting", "training", "delaying", "delivering"]
@@ -23,12 +22,13 @@ F = TypeVar("F", bound=JobFacts)
 class Held:
     """Shared by the main thread, which hears and sets reasons to stop, and the one that works."""
 
-    def __init__(self, order: Order, *, trainer: str) -> None:
+    def __init__(self, order: Order, *, trainer: str, runtime: Runtime = THREADS) -> None:
         self.order = order
         self.attempt = order.attempt
         self.trainer = trainer
+        self.clock = runtime.clock
         self.work: Work = self.fact(JobStarted).work
-        self.accepted_at = time.monotonic()
+        self.accepted_at = self.clock()
         self.phase: Phase = "waiting"
         self.phase_began_at = self.accepted_at
         self.next_heartbeat_at = self.accepted_at + self.heartbeat_seconds
@@ -36,7 +36,7 @@ class Held:
         self.missing: str | None = None  # the task that this trainer lacks
         self._reason = ""
         self._is_superseded = False
-        self._ended = threading.Event()  # closed or released: wakes whoever sleeps
+        self._ended = runtime.signal()  # closed or released: wakes whoever sleeps
 
     @property
     def heartbeat_seconds(self) -> float:
@@ -70,7 +70,7 @@ class Held:
     # -- for the thread that works ------------------------------------------------------------
 
     def enter(self, phase: Phase) -> None:
-        self.phase_began_at = time.monotonic()
+        self.phase_began_at = self.clock()
         self.phase = phase
 
     def should_stop(self) -> bool:
@@ -124,7 +124,7 @@ class Held:
     def release(self, reason: str, *, missing: str | None = None) -> None:
         """Hand it back, uncounted."""
         self.missing = missing
-        self.released_at = time.monotonic()
+        self.released_at = self.clock()
         self._reason = reason
         self._ended.set()
 
@@ -133,7 +133,7 @@ class Held:
 
         train_seconds: what the last training for this federation took.
         """
-        spent = time.monotonic() - self.phase_began_at
+        spent = self.clock() - self.phase_began_at
         delay = self.order.delay_seconds if isinstance(self.order, TrainJob) else 0.0
         match self.phase:
             case "delivering":

@@ -4,6 +4,7 @@ from contextlib import suppress
 
 from fedfa.broker import Delivery, Publisher
 from fedfa.errors import BrokerUnavailable, Cancelled, Misconfigured
+from fedfa.failpoints import reach
 from fedfa.messages import JobFailed, JobReleased, JobStarted
 from fedfa.topology import BROADCAST, EVENTS
 from fedfa_trainer.failures import explain
@@ -18,7 +19,9 @@ def claim(held: Held, delivery: Delivery, publisher: Publisher) -> None:
     started = held.fact(JobStarted)
     publisher.publish(started, EVENTS)
     publisher.publish(started, BROADCAST)
+    reach("trainer.claimed")
     delivery.ack()
+    reach("trainer.acked")
 
 
 def carry_out(held: Held, worker: Worker, publisher: Publisher) -> tuple[str, str]:

@@ -6,7 +6,6 @@ held work has a thread of its own; the worker lets one of them compute at a time
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -27,6 +26,7 @@ from fedfa_trainer import metrics
 from fedfa_trainer.bucket import Bucket
 from fedfa_trainer.held import PHASES, Held, Order, Work
 from fedfa_trainer.outcome import RELEASE_TIMEOUT_SECONDS, carry_out, claim, hand_back
+from fedfa_trainer.runtime import THREADS, Runtime
 from fedfa_trainer.settings import TrainerSettings
 from fedfa_trainer.work import Worker
 
@@ -50,13 +50,17 @@ class Trainer:
         consumer: Consumer,
         publisher: Publisher,
         bucket: Bucket,
+        worker: Worker,
+        *,
+        runtime: Runtime = THREADS,
     ) -> None:
         self.pulse = Pulse()
         self._settings = settings
         self._consumer = consumer
         self._publisher = publisher
         self._bucket = bucket
-        self._worker = Worker(bucket, publisher, task_allow=settings.task_allow)
+        self._worker = worker
+        self._runtime = runtime
         self._job_queues = [jobs_queue(pool).name for pool in settings.pools]
         self._lock = threading.Lock()  # of _held, and of pausing by its size
         self._held: dict[Work, Held] = {}
@@ -85,7 +89,7 @@ class Trainer:
 
     def jobs(self) -> Answer:
         """The HTTP answer about what is held."""
-        now = time.monotonic()
+        now = self._runtime.clock()
         return 200, [
             {
                 "federation": held.order.federation,
@@ -140,7 +144,7 @@ class Trainer:
         delivery.ack()
 
     def _accept(self, order: Order, delivery: Delivery) -> None:
-        held = Held(order, trainer=self._settings.trainer_name)
+        held = Held(order, trainer=self._settings.trainer_name, runtime=self._runtime)
         with self._lock:
             if self.is_stopping:
                 return  # not acknowledged: it goes back to the queue
@@ -172,7 +176,7 @@ class Trainer:
                 self._fatal = error
                 self.is_stopping = True
 
-        threading.Thread(target=run, name=what, daemon=True).start()
+        self._runtime.start(what, run)
 
     def _hold(self, held: Held, delivery: Delivery) -> None:
         try:
@@ -209,7 +213,7 @@ class Trainer:
 
     def _send_heartbeats(self) -> None:
         for held in self._snapshot():
-            now = time.monotonic()
+            now = self._runtime.clock()
             if now < held.next_heartbeat_at:
                 continue
             try:
@@ -246,7 +250,7 @@ class Trainer:
 
     def _is_wound_up(self) -> bool:
         """Let go of what does not fit into the grace; True once nothing is held any more."""
-        now = time.monotonic()
+        now = self._runtime.clock()
         if self._deadline is None:
             self._deadline = now + self._settings.trainer_grace_seconds
             with self._lock:

@@ -6,7 +6,6 @@ makes it wait: what was computed is kept until it is delivered, or until nobody 
 
 import math
 import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from fedfa_trainer import metrics
 from fedfa_trainer.bucket import BEHIND_WAIT_SECONDS, Bucket
 from fedfa_trainer.computing import Computing
 from fedfa_trainer.held import Held
+from fedfa_trainer.runtime import THREADS, Runtime
 from fedfa_trainer.warm import Shelf, Warm
 
 MODEL_READS = 5  # each of a newer manifest, before a missing model counts as lost
@@ -65,12 +65,14 @@ class Worker:
         publisher: Publisher,
         *,
         task_allow: tuple[str, ...],
+        runtime: Runtime = THREADS,
     ) -> None:
         self.computing = Computing()
         self.train_seconds: dict[str, float] = {}  # by uid: what the last training took
         self._bucket = bucket
         self._publisher = publisher
         self._task_allow = task_allow
+        self._runtime = runtime
         self._device = training.best_device()
         self._shelf = Shelf()
 
@@ -101,20 +103,10 @@ class Worker:
         with self.computing.turn(held), self._warm(held) as warm:
             birth = self._birth(held, warm)
             version, model = self._base(held, job, warm, birth)
-            spec = warm.submission.spec
-            started_at, began = time.time(), time.monotonic()
+            started_at, began = self._runtime.unix(), self._runtime.clock()
             with self.computing.timed(held):
-                result = training.local_update(
-                    warm.task,
-                    warm.module,
-                    model,
-                    client=job.client,
-                    spec=spec,
-                    seed=prf(spec.seed, "training", job.slot, job.generation),
-                    device=self._device,
-                    should_stop=held.should_stop,
-                )
-            train_seconds = time.monotonic() - began
+                result = self._local_update(held, job, warm, model)
+            train_seconds = self._runtime.clock() - began
             held.enter("delaying")  # in its turn still: nothing but a closed job stops it now
         self.train_seconds[job.uid] = train_seconds
         metrics.train_seconds.observe(train_seconds)
@@ -124,6 +116,19 @@ class Worker:
                 "the local learning rate"
             )
         return Finished(version, result, started_at, train_seconds)
+
+    def _local_update(self, held: Held, job: TrainJob, warm: Warm, model: FlatModel) -> LocalResult:
+        spec = warm.submission.spec
+        return training.local_update(
+            warm.task,
+            warm.module,
+            model,
+            client=job.client,
+            spec=spec,
+            seed=prf(spec.seed, "training", job.slot, job.generation),
+            device=self._device,
+            should_stop=held.should_stop,
+        )
 
     def _deliver(self, held: Held, job: TrainJob, finished: Finished) -> None:
         result = finished.result
@@ -153,21 +158,14 @@ class Worker:
     def _evaluate(self, held: Held, job: EvalJob) -> None:
         key = keys.evaluation(job.federation, job.version)
         if not self._bucket.insist(held, "get", lambda: self._bucket.store.exists(key)):
-            with self.computing.turn(held), self._warm(held) as warm:
-                birth = self._birth(held, warm)
-                model = self._model(held, warm, birth, ModelRef(job.version, job.key, job.digest))
-                began = time.monotonic()
-                with self.computing.timed(held):
-                    result = training.evaluate(warm.task, warm.module, model, self._device)
-                seconds = time.monotonic() - began
-                held.enter("delivering")
+            result, seconds = self._measure(held, job)
             wrong = {name: value for name, value in result.items() if not math.isfinite(value)}
             if wrong:
                 raise InvalidInput(f"evaluation of version {job.version}: not finite: {wrong}")
             fields = {
                 "version": job.version,
                 "metrics": result,
-                "at": time.time(),
+                "at": self._runtime.unix(),
                 "trainer": held.trainer,
                 "seconds": seconds,
             }
@@ -179,18 +177,26 @@ class Worker:
         ready = EvalReady(federation=job.federation, uid=job.uid, version=job.version)
         self._publisher.publish(ready, EVENTS)
 
+    def _measure(self, held: Held, job: EvalJob) -> tuple[dict[str, float], float]:
+        """The metrics of a version, and the seconds they took."""
+        with self.computing.turn(held), self._warm(held) as warm:
+            birth = self._birth(held, warm)
+            model = self._model(held, warm, birth, ModelRef(job.version, job.key, job.digest))
+            began = self._runtime.clock()
+            with self.computing.timed(held):
+                result = self._metrics(held, warm, model)
+            seconds = self._runtime.clock() - began
+            held.enter("delivering")
+        return result, seconds
+
+    def _metrics(self, held: Held, warm: Warm, model: FlatModel) -> dict[str, float]:
+        return training.evaluate(warm.task, warm.module, model, self._device)
+
     def _initialise(self, held: Held, order: InitModel) -> None:
         if self._bucket.newest(held) is not None:
             raise Cancelled("the federation is born already")
-        with self.computing.turn(held):
-            self._shelf.drop(order.uid)  # a module that was trained has no initial weights
-            with self._warm(held) as warm, self.computing.timed(held):
-                template = modules.template_of(warm.module)
-                model = modules.read(warm.module, template)
-                frozen_digest = modules.frozen_digest(warm.module)
-                clients = tuple(Client(*item) for item in sorted(warm.task.clients().items()))
-            held.enter("delivering")
-        body = encode(model, ledger.birth_metadata(Birth(clients, template, frozen_digest)))
+        birth, model = self._create(held)
+        body = encode(model, ledger.birth_metadata(birth))
         digest = sha256(body)
         key = keys.model(order.federation, 0, digest)
         self._bucket.upload(held, key, body)
@@ -202,6 +208,18 @@ class Worker:
             digest=digest,
         )
         self._publisher.publish(ready, UPDATES)
+
+    def _create(self, held: Held) -> tuple[Birth, FlatModel]:
+        """What version 0 fixes, and its weights."""
+        with self.computing.turn(held):
+            self._shelf.drop(held.order.uid)  # a module that was trained has no initial weights
+            with self._warm(held) as warm, self.computing.timed(held):
+                template = modules.template_of(warm.module)
+                model = modules.read(warm.module, template)
+                frozen_digest = modules.frozen_digest(warm.module)
+                clients = tuple(Client(*item) for item in sorted(warm.task.clients().items()))
+            held.enter("delivering")
+        return Birth(clients, template, frozen_digest), model
 
     # -- what they read -------------------------------------------------------------------------
 

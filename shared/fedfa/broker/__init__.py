@@ -6,6 +6,7 @@ a broker short of memory stops reading the connections that publish, acks includ
 
 from fedfa.broker.connection import check
 from fedfa.broker.consumer import Consumer, Delivery
+from fedfa.broker.letters import MAX_LETTERS, Letter, opened
 from fedfa.broker.publisher import Publisher
 
-__all__ = ["Consumer", "Delivery", "Publisher", "check"]
+__all__ = ["MAX_LETTERS", "Consumer", "Delivery", "Letter", "Publisher", "check", "opened"]

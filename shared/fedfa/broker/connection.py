@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import pika
@@ -155,22 +155,10 @@ class Link(ABC):
         self._failures = 0
         logger.info("broker connected", extra={"connection": self.name})
 
-    @contextmanager
-    def _must_answer(self, connection: BlockingConnection, what: str) -> Iterator[None]:
-        """Give the connection up if a call is not answered in time.
-
-        pika's calls wait for ever, and a quorum queue without a leader never answers, while the
-        connection itself is fine. This is how pika ends a connection that is blocked too long.
-        """
-        seconds = self._settings.blocked_timeout_seconds
-        impl = connection._impl
-        error = AMQPConnectionError(f"no answer from the broker within {seconds:g} s: {what}")
-        timer = impl._adapter_call_later(seconds, lambda: impl._terminate_stream(error))
-        try:
-            yield
-        finally:
-            if connection.is_open:
-                impl._adapter_remove_timeout(timer)
+    def _must_answer(
+        self, connection: BlockingConnection, what: str
+    ) -> AbstractContextManager[None]:
+        return must_answer(connection, self._settings, what)
 
     def _wake(self) -> None:
         connection = self._connection
@@ -186,6 +174,46 @@ class Link(ABC):
 
 def _nothing() -> None:
     """Only ends the wait of the thread that it is called in."""
+
+
+@contextmanager
+def must_answer(
+    connection: BlockingConnection, settings: BrokerSettings, what: str
+) -> Iterator[None]:
+    """Give the connection up if a call is not answered in time.
+
+    pika's calls wait for ever, and a quorum queue without a leader never answers, while the
+    connection itself is fine. This is how pika ends a connection that is blocked too long.
+    """
+    seconds = settings.blocked_timeout_seconds
+    impl = connection._impl
+    error = AMQPConnectionError(f"no answer from the broker within {seconds:g} s: {what}")
+    timer = impl._adapter_call_later(seconds, lambda: impl._terminate_stream(error))
+    try:
+        yield
+    finally:
+        if connection.is_open:
+            impl._adapter_remove_timeout(timer)
+
+
+@contextmanager
+def visit(
+    settings: BrokerSettings, name: str
+) -> Iterator[tuple[BlockingConnection, BlockingChannel]]:
+    """A connection for one errand in the caller's thread; whatever fails is one of our errors."""
+    connection = connect(settings, name)
+    try:
+        yield connection, connection.channel()
+    except ChannelClosedByBroker as error:
+        raise explain_channel(settings, error) from error
+    except BrokerUnavailable:
+        raise
+    except FAILURES as error:
+        raise BrokerUnavailable(f"{endpoint(settings)}: {_innermost(error)}") from error
+    finally:
+        with suppress(*FAILURES):
+            connection.sleep(SETTLE_SECONDS)
+            connection.close()
 
 
 def connect(
@@ -251,7 +279,10 @@ def closed_reason(channel: BlockingChannel) -> str:
 def explain_channel(settings: BrokerSettings, error: ChannelClosedByBroker) -> FedfaError:
     """A closed channel, for people: Misconfigured if trying again cannot help."""
     where = endpoint(settings)
-    if error.reply_code in (ACCESS_REFUSED, PRECONDITION_FAILED):
+    if error.reply_code == PRECONDITION_FAILED:
+        remedy = "another version of FedFa declared it; `fedfa doctor` says what to do"
+        return Misconfigured(f"{where}: {error.reply_text}; {remedy}")
+    if error.reply_code == ACCESS_REFUSED:
         user = _parameters(settings).credentials.username
         return Misconfigured(f"FEDFA_AMQP_URL: {where} refuses user {user!r}: {error.reply_text}")
     return BrokerUnavailable(f"{where} closed the channel: {error.reply_text}")

@@ -80,6 +80,7 @@ class Publisher(Link):
         properties = pika.BasicProperties(
             content_type="application/msgpack",
             delivery_mode=2,  # written to disk
+            timestamp=int(time.time()),  # for people: how old a dead letter is
             headers=dict(headers) if headers else None,
         )
         work = partial(self._publish, body=body, route=route, properties=properties)

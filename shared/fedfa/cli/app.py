@@ -9,6 +9,7 @@ import typer
 from fedfa import __version__
 from fedfa.cli import console
 from fedfa.cli.control import stop, submit
+from fedfa.cli.dlq import app as dlq
 from fedfa.cli.local import app as local
 from fedfa.cli.observe import status, watch
 from fedfa.cli.results import export, report, verify
@@ -53,6 +54,7 @@ def schema() -> None:
 
 for command in (submit, status, watch, stop, report, export, verify):
     app.command()(command)
+app.add_typer(dlq, name="dlq")
 app.add_typer(local, name="local")
 
 

@@ -3,6 +3,9 @@
 Everything listens on 127.0.0.1 only, with an epmd (Erlang's port mapper) of its own: otherwise
 Erlang starts one on every interface that outlives us. The ports are chosen once, so that a node
 that was killed comes back at the same address, with the same data.
+
+FEDFA_RABBITMQ_ROOT may name the root of another system whose RabbitMQ is to run, entered with
+chroot, which needs root: `tests/rabbitmq4-root.sh` makes one with RabbitMQ 4.
 """
 
 import os
@@ -18,6 +21,17 @@ START_SECONDS = 90.0
 # Idle Erlang schedulers spin for a while by default, which costs the other processes CPU time.
 _LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
 _NO_SPINNING = "+sbwt none +sbwtdcpu none +sbwtdio none"
+_ROOT_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_DEBIAN_BINARIES = Path("/usr/lib/rabbitmq/bin")
+
+ROOT_VARIABLE = "FEDFA_RABBITMQ_ROOT"
+_DATA_IN_ROOT = Path("/mnt")  # where a node in another root finds its folder
+# Becomes the command, in that root: $0, with the folder $1 at $2. The mounts end with it.
+_ENTER_ROOT = """
+mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && mount --bind "$1" "$0$2" || exit
+shift 2
+exec chroot "$0" "$@"
+"""
 
 
 class RabbitMQ:
@@ -26,29 +40,31 @@ class RabbitMQ:
     def __init__(self, folder: Path, *, config: str = "", advanced: str = "[].") -> None:
         self.folder = folder.absolute()
         self.port, distribution_port, epmd_port = free_ports(3)
-        self._binaries = _find_binaries()
+        self._root = _other_root()
+        self._binaries = _find_binaries() if self._root is None else _DEBIAN_BINARIES
+        home = self.folder if self._root is None else _DATA_IN_ROOT
         self._node: ServerProcess | None = None
         self._epmd: ServerProcess | None = None
         self._env = {
-            "PATH": os.environ.get("PATH", os.defpath),
+            "PATH": os.environ.get("PATH", os.defpath) if self._root is None else _ROOT_PATH,
             "LANG": "C.UTF-8",
-            "HOME": str(self.folder),
+            "HOME": str(home),
             "ERL_EPMD_PORT": str(epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "ERL_CRASH_DUMP": str(self.folder / "erl_crash.dump"),
+            "ERL_CRASH_DUMP": str(home / "erl_crash.dump"),
             "RABBITMQ_NODENAME": "fedfa@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(distribution_port),
             "RABBITMQ_CONF_ENV_FILE": os.devnull,  # whatever lies in /etc/rabbitmq
-            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
-            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.folder / "advanced.config"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
-            "RABBITMQ_GENERATED_CONFIG_DIR": str(self.folder / "schema"),
-            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
-            "RABBITMQ_LOG_BASE": str(self.folder / "log"),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "schema"),
+            "RABBITMQ_MNESIA_BASE": str(home / "data"),
+            "RABBITMQ_LOG_BASE": str(home / "log"),
             "RABBITMQ_LOGS": "-",
-            "RABBITMQ_PID_FILE": str(self.folder / "pid"),
+            "RABBITMQ_PID_FILE": str(home / "pid"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{_LOOPBACK_ONLY} {_NO_SPINNING}",
             "RABBITMQ_CTL_ERL_ARGS": _LOOPBACK_ONLY,
             "RUNNING_UNDER_SYSTEMD": "1",  # the start script becomes the node: one pid
@@ -67,18 +83,17 @@ class RabbitMQ:
 
     def start(self) -> None:
         """Start and wait until clients can connect."""
-        epmd = shutil.which("epmd", path=self._env["PATH"])
-        if epmd is None:
+        if self._root is None and shutil.which("epmd", path=self._env["PATH"]) is None:
             raise Misconfigured("epmd is not on PATH: apt-get install erlang-base")
         if self._epmd is None or not self._epmd.is_running:
-            command = [epmd, "-port", self._env["ERL_EPMD_PORT"], "-address", "127.0.0.1"]
+            command = ["epmd", "-port", self._env["ERL_EPMD_PORT"], "-address", "127.0.0.1"]
             log = self.folder / "epmd.log"
-            self._epmd = ServerProcess("epmd", command, log=log, env=self._env)
+            self._epmd = ServerProcess("epmd", self._inside(*command), log=log, env=self._env)
             epmd_port = int(self._env["ERL_EPMD_PORT"])
             self._epmd.wait_until(lambda: accepts(epmd_port), timeout_seconds=START_SECONDS)
         self._node = ServerProcess(
             "RabbitMQ",
-            [self._binaries / "rabbitmq-server"],
+            self._inside(self._binaries / "rabbitmq-server"),
             log=self.folder / "rabbitmq.log",
             env=self._env,
             cwd=self.folder,
@@ -104,7 +119,7 @@ class RabbitMQ:
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl and return what it prints. It takes a second or two."""
         done = subprocess.run(
-            [self._binaries / "rabbitmqctl", "--quiet", *arguments],
+            self._inside(self._binaries / "rabbitmqctl", "--quiet", *arguments),
             env=self._env,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
@@ -115,6 +130,14 @@ class RabbitMQ:
         if done.returncode != 0:
             raise Misconfigured(f"rabbitmqctl {arguments[0]}: {done.stderr.strip()}")
         return done.stdout
+
+    def _inside(self, *command: str | Path) -> list[str]:
+        """The command, in the other root if there is one; its pid stays the same."""
+        words = [str(word) for word in command]
+        if self._root is None:
+            return words
+        enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER_ROOT]
+        return [*enter, str(self._root), str(self.folder), str(_DATA_IN_ROOT), *words]
 
     def _write_files(self, config: str, advanced: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -128,11 +151,21 @@ class RabbitMQ:
             cookie.write_text(secrets.token_hex(20))
 
 
+def _other_root() -> Path | None:
+    if not (name := os.environ.get(ROOT_VARIABLE)):
+        return None
+    root = Path(name).absolute()
+    if not (root / _DEBIAN_BINARIES.relative_to("/") / "rabbitmq-server").exists():
+        raise Misconfigured(f"{ROOT_VARIABLE}: there is no RabbitMQ in {root}")
+    if os.geteuid() != 0:
+        raise Misconfigured(f"{ROOT_VARIABLE}: only root may enter {root} (chroot); use sudo")
+    return root
+
+
 def _find_binaries() -> Path:
     """The folder of the real scripts: Debian's wrappers on PATH insist on the system's user."""
-    debian = Path("/usr/lib/rabbitmq/bin")
-    if (debian / "rabbitmq-server").exists():
-        return debian
+    if (_DEBIAN_BINARIES / "rabbitmq-server").exists():
+        return _DEBIAN_BINARIES
     found = shutil.which("rabbitmq-server")
     if found is None:
         raise Misconfigured("rabbitmq-server is not installed: apt-get install rabbitmq-server")

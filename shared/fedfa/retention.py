@@ -1,0 +1,197 @@
+"""What may be deleted from a federation's folder, and what must stay. PURE: it deletes nothing.
+
+A verdict needs a manifest that was the newest when it was read, and holds for ever: what one
+manifest lets go, no later one can need. So a collector that stalls between its look and its
+deletion does no harm.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedfa import keys
+from fedfa.federation import Federation, Merged, is_evaluation_due
+from fedfa.history import Evaluation
+from fedfa.manifests import Manifest, ModelRef
+from fedfa.spec import FederationSpec, KeepBounded, RetentionChoice, Stop
+from fedfa.store import ObjectInfo
+from fedfa.summary import LOWER_IS_BETTER, leading_metric
+
+# An evaluation may be under way of a version that is not the newest due one any more. Which one
+# it is the log does not say: so many of those that have no result yet stay, the newest first.
+WAITING_KEPT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A manifest as retention sees it; window and merged are keys of updates."""
+
+    n: int
+    model: ModelRef
+    window: tuple[str, ...]
+    merged: tuple[str, ...]
+
+
+def commit_of(manifest: Manifest) -> Commit:
+    assert manifest.model is not None, "only a federation that ended unborn has no model"
+    return Commit(
+        manifest.n,
+        manifest.model,
+        tuple(entry.key for entry in manifest.state.window),
+        tuple(
+            decision.event.update.key
+            for decision in manifest.decisions
+            if isinstance(decision.event, Merged)
+        ),
+    )
+
+
+def recent(backwards: Iterable[Manifest], keep_last: int) -> tuple[Commit, ...]:
+    """The end of the log: the newest `keep_last` models and all that was committed since.
+
+    Takes manifests from the newest one down and no more than it needs. The last commit returned
+    is the one that made the oldest of these models.
+    """
+    commits: list[Commit] = []
+    versions: set[int] = set()
+    for commit in map(commit_of, backwards):
+        versions.add(commit.model.version)
+        if len(versions) > keep_last:
+            break
+        commits.append(commit)
+    return tuple(commits)
+
+
+def is_milestone(policy: RetentionChoice, version: int) -> bool:
+    """Whether this version's model is kept for ever, so that it must have one of its own."""
+    return isinstance(policy, KeepBounded) and bool(
+        policy.keep_every and version % policy.keep_every == 0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What must stay.
+
+    models: the committed models from version `oldest` to `newest`, by key; whatever else has
+    such a version lost its commit. older: versions below whose models stay; settled: the
+    committed key of an older version, where the folder holds several.
+    updates: what the recent models are made of, by key. generations: the open one of each slot;
+    none once the federation is over.
+    """
+
+    federation: str
+    policy: KeepBounded
+    oldest: int
+    newest: int
+    models: frozenset[str]
+    older: frozenset[int]
+    settled: Mapping[int, str]
+    updates: frozenset[str]
+    generations: tuple[int, ...]
+
+    def holds(self, key: str) -> bool:
+        version = keys.version_of(self.federation, key)
+        if version is not None:
+            return self._holds_model(version, key)
+        job = keys.job_of(self.federation, key)
+        if job is not None:
+            return key in self.updates or self._may_be_decided(*job)
+        return True  # manifests, evaluations, spec, stop, HEAD, and what is not ours
+
+    def _holds_model(self, version: int, key: str) -> bool:
+        if version > self.newest:  # its commit may be under way
+            return True
+        if version >= self.oldest:
+            return key in self.models
+        stays = version in self.older or is_milestone(self.policy, version)
+        return stays and self.settled.get(version, key) == key
+
+    def _may_be_decided(self, slot: int, generation: int) -> bool:
+        if not self.generations:
+            return False
+        return slot >= len(self.generations) or generation >= self.generations[slot]
+
+
+def keep(
+    policy: KeepBounded,
+    spec: FederationSpec,
+    head: Manifest,
+    commits: Sequence[Commit],
+    *,
+    waiting: Iterable[int],
+    evaluations: Mapping[int, Evaluation],
+    settled: Mapping[int, str],
+) -> Kept:
+    """What must stay by the newest manifest.
+
+    commits: the `recent` ones. waiting: versions of `to_evaluate` that have no evaluation;
+    evaluations: of those that have one. settled: see `Kept`.
+    """
+    newest_evaluated = max(evaluations, default=-1)
+    unevaluated = sorted((v for v in waiting if v > newest_evaluated), reverse=True)
+    older = _best(spec.stop, evaluations) | _reached(spec.stop, evaluations)
+    if head.state.status == "running":
+        older |= set(unevaluated[:WAITING_KEPT])
+    if head.state.final_version is not None:
+        older.add(head.state.final_version)
+    return Kept(
+        federation=head.federation,
+        policy=policy,
+        oldest=commits[-1].model.version,
+        newest=commits[0].model.version,
+        models=frozenset(commit.model.key for commit in commits),
+        older=frozenset(older),
+        settled=settled,
+        updates=frozenset(commits[-1].window).union(*(commit.merged for commit in commits[:-1])),
+        generations=tuple(slot.generation for slot in head.state.slots),
+    )
+
+
+def to_evaluate(
+    policy: KeepBounded, spec: FederationSpec, head: Manifest, old: Iterable[int], *, oldest: int
+) -> list[int]:
+    """Those of the `old` versions that only the need for an evaluation, or its result, may keep."""
+    value = Federation(spec, (), head.state)
+    return [
+        version
+        for version in old
+        if version < oldest
+        and is_evaluation_due(value, version)
+        and not is_milestone(policy, version)
+    ]
+
+
+def deletable(kept: Kept, listing: Iterable[ObjectInfo], *, now: float) -> Iterator[str]:
+    """The keys that may go, of an object listing made after the newest manifest was read."""
+    for info in listing:
+        if is_old(kept.policy, info, now=now) and not kept.holds(info.key):
+            yield info.key
+
+
+def is_old(policy: KeepBounded, info: ObjectInfo, *, now: float) -> bool:
+    return now - info.modified >= policy.min_age_seconds
+
+
+def _best(stop: Stop, evaluations: Mapping[int, Evaluation]) -> set[int]:
+    """The version that `status` and the report call the best one."""
+    metric = leading_metric(stop, evaluations.values())
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    values = {
+        version: sign * evaluations[version].metrics[metric]
+        for version in sorted(evaluations)
+        if metric is not None and metric in evaluations[version].metrics
+    }
+    return {max(values, key=lambda version: values[version])} if values else set()
+
+
+def _reached(stop: Stop, evaluations: Mapping[int, Evaluation]) -> set[int]:
+    """The version that will be the final one, once the stop that it calls for is committed."""
+    target = stop.target
+    if target is None:
+        return set()
+    reached = [
+        version
+        for version, evaluation in evaluations.items()
+        if evaluation.metrics.get(target.metric, float("-inf")) >= target.value
+    ]
+    return {min(reached)} if reached else set()
