@@ -21,17 +21,18 @@ NUM_KEYS = 8
 RACERS = ("first", "second")  # two: with more, some honest servers make the losers wait seconds
 REMEDY = (
     "use a store whose conditional create (If-None-Match: *) is atomic: AWS S3, "
-    "SeaweedFS >= 4.29, MinIO >= 2025-10 or Ceph >= 20.2.1; if this is one of them, look for a "
+    "SeaweedFS >= 4.29, or a recent MinIO or Ceph (>= 20.2.1); if this is one of them, look for a "
     "proxy or gateway that drops the header"
 )
 
 
-def probe(store: ObjectStore, *, now: Callable[[], float]) -> None:
+def probe(store: ObjectStore, *, now: Callable[[], float], afresh: bool = False) -> None:
     """Race for a few fresh keys. Raises Misconfigured unless each has exactly one winner.
 
-    `now` is in unix seconds. Costs one read if this store passed during the last day.
+    `now` is in unix seconds. Costs one read if this store passed during the last day, unless it
+    is asked for afresh.
     """
-    if _passed_lately(store, now()):
+    if not afresh and _passed_lately(store, now()):
         return
     keys = [f"{FOLDER}/{secrets.token_hex(16)}" for _ in range(NUM_KEYS)]
     try:

@@ -123,7 +123,9 @@ def settings_or_exit(kind: type[S]) -> S:
         prefix = kind.model_config.get("env_prefix", "")
         for problem in error.errors(include_url=False):
             name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
-            print(f"{name}: {problem['msg']} (got {problem['input']!r:.80})", file=sys.stderr)
+            may_be_secret = any(word in name for word in ("ENDPOINT", "KEY", "URL"))
+            value = "" if may_be_secret else f" (got {problem['input']!r:.80})"
+            print(f"{name}: {problem['msg']}{value}", file=sys.stderr)
         raise SystemExit(EXIT_MISCONFIGURED) from None
 
 

@@ -277,6 +277,8 @@ class S3Store:
             return _Unclear(f"HTTP {status} {answer}")
         if code in _CREDENTIAL_CODES:
             return Misconfigured(f"{where}: refused with {code}; {self._credentials}")
+        if code == "RequestTimeTooSkewed":
+            return Misconfigured(f"{where}: refused with {answer}; set this machine's clock")
         if status == 403:
             operation = error.operation_name
             permission = _PERMISSIONS.get(operation, f"s3:{operation}")

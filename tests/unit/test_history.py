@@ -6,7 +6,7 @@ import pytest
 
 from fedfa import keys, ledger, manifests
 from fedfa.errors import InvalidInput, NotFound
-from fedfa.federation import Job, Stopped
+from fedfa.federation import Decision, Job, Stopped
 from fedfa.history import HistoryReader, find_model
 from fedfa.replica import decide, merge
 from fedfa.store import DirectoryStore
@@ -238,7 +238,7 @@ def test_a_version_that_shared_its_commit_has_no_model(store: DirectoryStore) ->
     held = born(store, "fed", rule={"name": "fedfa-delta", "window": 1})
     replica = held.replica
     assert replica is not None
-    batch = []
+    batch: list[Decision] = []
     for slot in range(3):
         sent = vector(slot, scale=0.01)
         replica, decisions = merge(replica, update(replica.federation, Job(slot, 1)), sent)

@@ -22,6 +22,7 @@ from fedfa.observability import (
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa_trainer.bucket import Bucket
+from fedfa_trainer.journal import Journal
 from fedfa_trainer.service import Trainer, queues
 from fedfa_trainer.settings import TrainerSettings
 from fedfa_trainer.work import Worker
@@ -61,7 +62,8 @@ def serve(
     publisher = Publisher(broker_settings, name=settings.trainer_name)
     consumer = Consumer(broker_settings, queues(settings.pools), name=settings.trainer_name)
     bucket = Bucket(S3Store(store_settings))
-    worker = Worker(bucket, publisher, task_allow=settings.task_allow)
+    journal = Journal(settings.trainer_journal)
+    worker = Worker(bucket, publisher, task_allow=settings.task_allow, journal=journal)
     trainer = Trainer(settings, consumer, publisher, bucket, worker)
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 
 from pydantic import Field
 
@@ -41,6 +42,12 @@ class TrainerSettings(ServiceSettings):
     )
     trainer_torch_threads: int | None = Field(
         default=None, ge=1, description="CPU threads for torch; none leaves it to torch"
+    )
+
+    trainer_journal: Path | None = Field(
+        default=None,
+        description="file to append a line to for each update that is stored and announced; "
+        "none keeps no journal",
     )
 
     @property

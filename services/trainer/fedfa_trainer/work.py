@@ -21,6 +21,7 @@ from fedfa.errors import (
     NotFound,
     UnknownTask,
 )
+from fedfa.failpoints import reach
 from fedfa.federation import Client
 from fedfa.manifests import Birth, ModelRef
 from fedfa.messages import (
@@ -40,6 +41,7 @@ from fedfa_trainer import metrics
 from fedfa_trainer.bucket import BEHIND_WAIT_SECONDS, Bucket
 from fedfa_trainer.computing import Computing
 from fedfa_trainer.held import Held
+from fedfa_trainer.journal import Journal
 from fedfa_trainer.runtime import THREADS, Runtime
 from fedfa_trainer.warm import Shelf, Warm
 
@@ -66,12 +68,14 @@ class Worker:
         *,
         task_allow: tuple[str, ...],
         runtime: Runtime = THREADS,
+        journal: Journal | None = None,
     ) -> None:
         self.computing = Computing()
         self.train_seconds: dict[str, float] = {}  # by uid: what the last training took
         self._bucket = bucket
         self._publisher = publisher
         self._task_allow = task_allow
+        self._journal = journal or Journal()
         self._runtime = runtime
         self._device = training.best_device()
         self._shelf = Shelf()
@@ -108,6 +112,7 @@ class Worker:
                 result = self._local_update(held, job, warm, model)
             train_seconds = self._runtime.clock() - began
             held.enter("delaying")  # in its turn still: nothing but a closed job stops it now
+        reach("trainer.trained")
         self.train_seconds[job.uid] = train_seconds
         metrics.train_seconds.observe(train_seconds)
         if not (math.isfinite(result.loss) and result.update.is_finite):
@@ -152,13 +157,20 @@ class Worker:
         body = encode(result.update, draft.model_dump(by_alias=True, exclude={"key", "digest"}))
         digest = sha256(body)
         key = keys.update(job.federation, job.slot, job.generation, draft.attempt, digest)
+        update = draft.model_copy(update={"key": key, "digest": digest})
+        self._journal.putting(update)
+        reach("trainer.before_put")
         self._bucket.upload(held, key, body)
-        self._publisher.publish(draft.model_copy(update={"key": key, "digest": digest}), UPDATES)
+        reach("trainer.put")
+        self._publisher.publish(update, UPDATES)
+        reach("trainer.published")
+        self._journal.confirmed(update)
 
     def _evaluate(self, held: Held, job: EvalJob) -> None:
         key = keys.evaluation(job.federation, job.version)
         if not self._bucket.insist(held, "get", lambda: self._bucket.store.exists(key)):
             result, seconds = self._measure(held, job)
+            reach("trainer.evaluated")
             wrong = {name: value for name, value in result.items() if not math.isfinite(value)}
             if wrong:
                 raise InvalidInput(f"evaluation of version {job.version}: not finite: {wrong}")
@@ -174,8 +186,10 @@ class Worker:
                 self._bucket.insist(held, "create", lambda: self._bucket.store.create(key, body))
             except AlreadyExists:
                 pass  # another attempt was faster
+            reach("trainer.evaluation_created")
         ready = EvalReady(federation=job.federation, uid=job.uid, version=job.version)
         self._publisher.publish(ready, EVENTS)
+        reach("trainer.evaluation_announced")
 
     def _measure(self, held: Held, job: EvalJob) -> tuple[dict[str, float], float]:
         """The metrics of a version, and the seconds they took."""
@@ -196,10 +210,12 @@ class Worker:
         if self._bucket.newest(held) is not None:
             raise Cancelled("the federation is born already")
         birth, model = self._create(held)
+        reach("trainer.initialised")
         body = encode(model, ledger.birth_metadata(birth))
         digest = sha256(body)
         key = keys.model(order.federation, 0, digest)
         self._bucket.upload(held, key, body)
+        reach("trainer.initial_model_put")
         ready = InitReady(
             federation=order.federation,
             uid=order.uid,
@@ -208,6 +224,7 @@ class Worker:
             digest=digest,
         )
         self._publisher.publish(ready, UPDATES)
+        reach("trainer.initial_model_announced")
 
     def _create(self, held: Held) -> tuple[Birth, FlatModel]:
         """What version 0 fixes, and its weights."""

@@ -10,6 +10,7 @@ from fedfa import __version__
 from fedfa.cli import console
 from fedfa.cli.control import stop, submit
 from fedfa.cli.dlq import app as dlq
+from fedfa.cli.doctor import doctor
 from fedfa.cli.local import app as local
 from fedfa.cli.observe import status, watch
 from fedfa.cli.results import export, report, verify
@@ -52,7 +53,7 @@ def schema() -> None:
     print(json.dumps(FederationSpec.model_json_schema(), indent=2))
 
 
-for command in (submit, status, watch, stop, report, export, verify):
+for command in (submit, status, watch, stop, report, export, verify, doctor):
     app.command()(command)
 app.add_typer(dlq, name="dlq")
 app.add_typer(local, name="local")

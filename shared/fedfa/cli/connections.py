@@ -23,7 +23,11 @@ class CommandStoreSettings(StoreSettings):
 
 
 def store() -> ObjectStore:
-    return from_settings(_read(CommandStoreSettings))
+    return from_settings(store_settings())
+
+
+def store_settings() -> StoreSettings:
+    return _read(CommandStoreSettings)
 
 
 def broker_settings() -> BrokerSettings:

@@ -70,6 +70,11 @@ class ServerProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number if one ended it."""
+        return self._process.poll()
+
     def wait_until(self, is_ready: Callable[[], bool], *, timeout_seconds: float) -> None:
         """Poll until ready. Raises Misconfigured, with the end of the log, if that fails."""
         deadline = time.monotonic() + timeout_seconds

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -127,10 +128,19 @@ class LocalStack:
         self._add_service(name, variables)
         return name
 
-    def restart(self, name: str) -> None:
-        """Start a service again, at the same port, after it ended; stop it first if it runs."""
+    def add_standby(self, service: str) -> str:
+        """Start a second aggregator or scheduler; returns its name."""
+        name = f"{service}-{1 + sum(name.startswith(service) for name in self.processes)}"
+        self._add_service(name, self._service_variables(service))
+        return name
+
+    def restart(self, name: str, **variables: str) -> None:
+        """Start a service again, at the same port, after it ended; stop it first if it runs.
+
+        variables: added to its environment this time.
+        """
         self.processes[name].stop()
-        self._launch(name)
+        self._launch(name, variables)
 
     def wait_until_up(self) -> None:
         """Wait until every service answers HTTP. Raises Misconfigured with the end of its log."""
@@ -190,11 +200,15 @@ class LocalStack:
             started.result()
 
     def _start_services(self) -> None:
-        self._add_service("aggregator", {})
-        self._add_service("scheduler", {"FEDFA_LEASE_TTL_SECONDS": f"{self._lease_ttl_seconds:g}"})
+        for service in ("aggregator", "scheduler"):
+            self._add_service(service, self._service_variables(service))
         for _ in range(self._num_trainers):
             self.add_trainer()
         self.wait_until_up()
+
+    def _service_variables(self, service: str) -> dict[str, str]:
+        lease = {"FEDFA_LEASE_TTL_SECONDS": f"{self._lease_ttl_seconds:g}"}
+        return lease if service == "scheduler" else {}
 
     def _add_service(self, name: str, variables: dict[str, str]) -> None:
         self.http_ports[name] = free_port()
@@ -215,11 +229,11 @@ class LocalStack:
         """The trainers share the machine, and one core is left to servers and services."""
         return max(1, ((os.cpu_count() or 1) - 1) // max(1, self._num_trainers))
 
-    def _launch(self, name: str) -> None:
+    def _launch(self, name: str, variables: Mapping[str, str] | None = None) -> None:
         module = f"fedfa_{name.partition('-')[0]}"
         self.processes[name] = ServerProcess(
             name,
             [sys.executable, "-m", module],
             log=self.logs / f"{name}.log",
-            env=self._service_environments[name],
+            env=self._service_environments[name] | dict(variables or {}),
         )

@@ -1,0 +1,132 @@
+"""The bucket in memory, and each process's faulty way to it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TypeVar
+
+from fedfa.errors import AlreadyExists, NotFound, StoreUnavailable
+from fedfa.store import ObjectInfo, check_key, check_size
+from tests.simulation.checker import Checker
+from tests.simulation.faults import Faults
+from tests.simulation.world import UNIX_EPOCH, Life
+
+T = TypeVar("T")
+
+
+class MemoryStore:
+    """An ObjectStore without faults. The checker sees every write."""
+
+    def __init__(self, checker: Checker) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.written: dict[str, float] = {}
+        self._checker = checker
+
+    @property
+    def name(self) -> str:
+        return "memory"
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        if key not in self.objects:
+            raise NotFound(f"get {key}")
+        check_size(key, len(self.objects[key]), max_bytes)
+        return self.objects[key]
+
+    def get_start(self, key: str, num_bytes: int) -> bytes:
+        return self.get(key)[:num_bytes]
+
+    def put(self, key: str, body: bytes) -> None:
+        self._write(check_key(key), body)
+
+    def create(self, key: str, body: bytes) -> None:
+        if key in self.objects:
+            raise AlreadyExists(f"create {key}")
+        self._write(check_key(key), body)
+
+    def exists(self, key: str) -> bool:
+        return key in self.objects
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        for key in sorted(each for each in self.objects if each.startswith(prefix)):
+            yield ObjectInfo(key, len(self.objects[key]), UNIX_EPOCH + self.written[key])
+
+    def folders(self) -> Iterator[str]:
+        yield from dict.fromkeys(key.split("/")[0] for key in self.objects)
+
+    def delete(self, key: str) -> None:
+        self.objects.pop(key, None)
+
+    def _write(self, key: str, body: bytes) -> None:
+        self._checker.writes(key, body, self.objects.get(key))
+        self.objects[key] = body
+        self.written[key] = self._checker.now
+        self._checker.wrote(key, body)
+
+
+class FaultyStore:
+    """One process's client of the bucket: every call is an effect."""
+
+    def __init__(self, life: Life, memory: MemoryStore, faults: Faults) -> None:
+        self._life, self._memory, self._faults = life, memory, faults
+        self.spoils: Callable[[bytes], bytes | None] | None = None  # of the next update's upload
+
+    @property
+    def name(self) -> str:
+        return self._memory.name
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        return self._do("get", key, lambda: self._memory.get(key, max_bytes=max_bytes))
+
+    def get_start(self, key: str, num_bytes: int) -> bytes:
+        return self._do("get", key, lambda: self._memory.get_start(key, num_bytes))
+
+    def put(self, key: str, body: bytes) -> None:
+        spoiled: bytes | None = body
+        if self.spoils is not None and "/updates/" in key:
+            spoiled = self.spoils(body)
+        if spoiled is not None:
+            kept = spoiled
+            self._do("put", key, lambda: self._memory.put(key, kept))
+
+    def create(self, key: str, body: bytes) -> None:
+        self._do("create", key, lambda: self._memory.create(key, body))
+
+    def exists(self, key: str) -> bool:
+        return self._do("exists", key, lambda: self._memory.exists(key))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return iter(self._do("list", prefix, lambda: list(self._memory.list(prefix))))
+
+    def folders(self) -> Iterator[str]:
+        return iter(self._do("folders", "", lambda: list(self._memory.folders())))
+
+    def delete(self, key: str) -> None:
+        self._do("delete", key, lambda: self._memory.delete(key))
+
+    def _do(self, operation: str, key: str, effect: Callable[[], T]) -> T:
+        """One request: late, refused, without an answer, or sent twice; and the answer."""
+        life, faults, world = self._life, self._faults, self._life.world
+        life.check()
+        life.burn()
+        world.sleep(faults.latency())
+        how = "fine"
+        if world.now < faults.store_down_until:
+            how = "refused"
+        elif faults.happens(faults.mix.store_fails):
+            how = world.random.choice(("refused", "answer lost", "sent twice"))
+        if how == "refused":
+            world.note(life.name, f"{operation} {key}: no answer")
+            raise StoreUnavailable(f"{operation} {key}: simulated")
+        try:
+            if how == "sent twice":  # by the client, as no answer came to its first request
+                with suppress(NotFound, AlreadyExists):
+                    effect()
+            answer = effect()
+        except (NotFound, AlreadyExists) as error:
+            world.note(life.name, f"{operation} {key}: {type(error).__name__}, {how}")
+            if how != "answer lost":
+                raise
+        else:
+            world.note(life.name, f"{operation} {key}: {how}")
+            if how != "answer lost":
+                return answer
+        raise StoreUnavailable(f"{operation} {key}: simulated, after the effect")
