@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell command -v rabbitmq-server))
+# A Debian 13 with RabbitMQ 4, made once with debootstrap (0.5 GB).
+RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
 
-.PHONY: help setup rabbitmq demo test test-fast check format clean
+.PHONY: help setup rabbitmq demo test test-fast test-rabbit4 check format clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 setup: $(VENV)/.installed rabbitmq  ## virtual environment and RabbitMQ
 
@@ -31,6 +33,10 @@ test: setup  ## every test, on a real RabbitMQ and a real S3 server
 
 test-fast: setup  ## the tests that need no server
 	$(BIN)/python -m pytest -m "not services"
+
+test-rabbit4: setup  ## the tests with servers, on RabbitMQ 4 in a Debian 13 root; as root
+	tests/rabbitmq4-root.sh $(RABBITMQ4_ROOT)
+	FEDFA_RABBITMQ_ROOT=$(RABBITMQ4_ROOT) $(BIN)/python -m pytest tests/services
 
 check: setup  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

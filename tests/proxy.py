@@ -4,8 +4,19 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 CHUNK_BYTES = 65_536
+METHODS = (b"GET ", b"PUT ", b"HEAD ", b"DELETE ", b"POST ")
+
+
+@dataclass(eq=False)
+class _Conversation:
+    """One forwarded connection; request is the first line of the last HTTP request, if any."""
+
+    client: socket.socket
+    server: socket.socket
+    request: bytes = b""
 
 
 class Proxy:
@@ -18,6 +29,8 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
         self._cuts: list[int] = []
+        self._cut_only = b""
+        self._overload: bytes | None = None
         self._is_refusing = False
         self._flowing = threading.Event()
         self._flowing.set()
@@ -36,10 +49,19 @@ class Proxy:
         for thread in self._threads:
             thread.join()
 
-    def cut_responses(self, count: int, *, after_bytes: int = 0) -> None:
-        """Let the next requests through, then end their connections this far into the answer."""
+    def cut_responses(self, count: int, *, after_bytes: int = 0, only: bytes = b"") -> None:
+        """Let the next requests through, then end their connections this far into the answer.
+
+        only: requests whose first line contains this.
+        """
         with self._lock:
             self._cuts = [after_bytes] * count
+            self._cut_only = only
+
+    def overload(self, status: str = "503 Slow Down") -> None:
+        """Let requests through, and answer each with this status, whatever became of it."""
+        head = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        self._overload = head.encode()
 
     def refuse(self) -> None:
         """End every connection and every new one."""
@@ -52,6 +74,7 @@ class Proxy:
 
     def heal(self) -> None:
         self._is_refusing = False
+        self._overload = None
         self._flowing.set()
 
     def _accept(self) -> None:
@@ -69,35 +92,44 @@ class Proxy:
                 continue
             with self._lock:
                 self._open |= {client, server}
-            self._spawn(self._serve, client, server)
+            self._spawn(self._serve, _Conversation(client, server))
 
-    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+    def _serve(self, conversation: _Conversation) -> None:
+        client, server = conversation.client, conversation.server
         with client, server:
-            requests = self._spawn(self._forward, client, server)
-            self._answer(server, client)
+            requests = self._spawn(self._forward, conversation)
+            self._answer(conversation)
             requests.join()
         with self._lock:
             self._open -= {client, server}
 
-    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+    def _forward(self, conversation: _Conversation) -> None:
+        client, server = conversation.client, conversation.server
         with suppress(OSError):
             while data := client.recv(CHUNK_BYTES):
+                if data.startswith(METHODS):
+                    conversation.request = data.partition(b"\r\n")[0]
                 server.sendall(data)
         _hang_up(client, server)
 
-    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+    def _answer(self, conversation: _Conversation) -> None:
+        client, server = conversation.client, conversation.server
         with suppress(OSError):
             while data := server.recv(CHUNK_BYTES):
                 self._flowing.wait()
-                cut = None if data.startswith(b"HTTP/1.1 100 ") else self._next_cut()
+                is_final = not data.startswith(b"HTTP/1.1 100 ")
+                if self._overload is not None and is_final and data.startswith(b"HTTP/"):
+                    client.sendall(self._overload)
+                    break
+                cut = self._next_cut(conversation.request) if is_final else None
                 client.sendall(data[:cut])
                 if cut is not None:
                     break
         _hang_up(client, server)
 
-    def _next_cut(self) -> int | None:
+    def _next_cut(self, request: bytes) -> int | None:
         with self._lock:
-            if not self._cuts:
+            if not self._cuts or self._cut_only not in request:
                 return None
             self.num_cut += 1
             return self._cuts.pop()
@@ -106,7 +138,7 @@ class Proxy:
         with self._lock:
             _hang_up(*self._open)
 
-    def _spawn(self, target: Callable[..., None], *args: socket.socket) -> threading.Thread:
+    def _spawn(self, target: Callable[..., None], *args: _Conversation) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -58,12 +58,16 @@ def examine_broker(settings: BrokerSettings, pools: Sequence[str]) -> Iterator[F
     settings = settings.model_copy(update={"blocked_timeout_seconds": impatient})
     try:
         version = broker.check(settings, CONNECT_SECONDS)
-        yield Finding("broker", "ok", f"RabbitMQ {version} answers; {TIMEOUT_NOTE}")
-        yield judge_version(version)
+    except FedfaError as error:
+        yield Finding("broker", "bad", str(error))
+        return
+    yield Finding("broker", "ok", f"RabbitMQ {version} answers; {TIMEOUT_NOTE}")
+    yield judge_version(version)
+    try:
         num_deliveries = trial.use(settings)
     except FedfaError as error:
-        remedy = r"; configure, write and read on fedfa\..* and amq\.gen-.* are needed"
-        yield Finding("broker", "bad", f"{error}{remedy if 'ACCESS_REFUSED' in str(error) else ''}")
+        needed = r"needed are configure, write and read on fedfa\..* and amq\.gen-.*"
+        yield Finding("broker permissions", "bad", f"{error}; {needed}")
         return
     yield Finding("broker permissions", "ok", "declare, publish, consume and delete")
     yield _delivery_limit(num_deliveries)

@@ -143,14 +143,16 @@ class HistoryReader:
             for info in self._store.list(prefix)
             if _version_in(info.key, prefix) not in self._evaluations
         ]
-        for evaluation in readers.map(self._read_evaluation, unread):
+        for evaluation in readers.map(lambda key: read_evaluation(self._store, key), unread):
             self._evaluations[evaluation.version] = evaluation
 
-    def _read_evaluation(self, key: str) -> Evaluation:
-        try:
-            return _evaluation.validate_json(self._store.get(key))
-        except ValidationError as error:
-            raise InvalidInput(f"{key}: {describe(error)}") from error
+
+def read_evaluation(store: ObjectStore, key: str) -> Evaluation:
+    """Raises NotFound before there is a result, and InvalidInput where it is malformed."""
+    try:
+        return _evaluation.validate_json(store.get(key))
+    except ValidationError as error:
+        raise InvalidInput(f"{key}: {describe(error)}") from error
 
 
 def find_model(store: ObjectStore, federation: str, version: int) -> ModelRef:

@@ -135,6 +135,13 @@ def log(store: ObjectStore, federation: str, *, start: int = FIRST) -> Iterator[
         n += 1
 
 
+def backwards(store: ObjectStore, head: Committed) -> Iterator[Manifest]:
+    """The manifests from a known one down to the first; each is read when it is asked for."""
+    yield head.manifest
+    for n in range(head.manifest.n - 1, FIRST - 1, -1):
+        yield read(store, head.manifest.federation, n).manifest
+
+
 def commit(store: ObjectStore, manifest: Manifest) -> Committed:
     """Create the manifest: the only moment that counts.
 

@@ -1,19 +1,22 @@
 """`fedfa verify`: run a federation's log again through the core and compare every bit.
 
 Nothing is retrained: the stored updates are merged again, in the committed order, by the same
-functions that the aggregator ran.
+functions that the aggregator ran. The whole chain is checked, with every decision and every
+state. Models are made again from version 0; where retention is bounded, from the oldest one
+that still has all that it takes, and the policy promises that for the newest `keep_last`.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fedfa import ledger, manifests
+from fedfa import keys, ledger, manifests, retention
 from fedfa.errors import FedfaError, NotFound
 from fedfa.federation import Event, Federation, Merged, found, job_of, step
-from fedfa.manifests import Birth, Committed, Manifest
+from fedfa.manifests import Committed, Manifest
+from fedfa.merge import rule_of
 from fedfa.replica import Replica, next_model, update_norm
-from fedfa.spec import Submitted
+from fedfa.spec import KeepBounded, Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensors import FlatModel, encode, norm, sha256
 
@@ -26,55 +29,129 @@ class Mismatch(FedfaError):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One manifest that replayed to the same bits."""
+    """One manifest that passed.
+
+    is_new_model: its model was made again to the same bits, or the replay started from it.
+    replayed_from: the version from which on models are made again; None before that.
+    """
 
     manifest: Manifest
     is_new_model: bool
+    replayed_from: int | None
 
 
 def verify(store: ObjectStore, federation: str) -> Iterator[Verified]:
-    """Replay the whole log from version 0; yields each manifest that passed, raises Mismatch."""
+    """Replay the whole log; yields each manifest that passed, raises Mismatch.
+
+    While a federation runs, its retention may collect a file just before it is read. Models are
+    then made again from a later version on, and `replayed_from` tells.
+    """
     submission = manifests.submitted(store, federation)
     log = manifests.log(store, federation)
-    first = next(log, None)
-    if first is None:
+    before = next(log, None)
+    if before is None:
         raise NotFound(f"{federation}: no manifest 0 yet, nothing to verify")
-    replica = _born(store, submission, first.manifest)
-    yield Verified(first.manifest, is_new_model=replica is not None)
-    before = first
+    value = _born(submission, before.manifest)
+    models = _Models(store, submission)
+    yield models.verified(before.manifest, None, value)
     for committed in log:
+        manifest = committed.manifest
         _check_chain(before, committed)
-        if replica is None:
-            raise Mismatch(f"manifest {committed.manifest.n} follows the end of the federation")
-        replica = _replay(store, replica, committed.manifest)
-        is_new = _check_model(before.manifest, committed.manifest, replica)
-        yield Verified(committed.manifest, is_new)
+        if value is None or value.state.status != "running":
+            raise Mismatch(f"manifest {manifest.n} follows the end of the federation")
+        models.merge(manifest)
+        value = _decide(value, manifest)
+        yield models.verified(manifest, before.manifest, value)
         before = committed
 
 
-def _born(store: ObjectStore, submission: Submitted, manifest: Manifest) -> Replica | None:
+class _Models:
+    """The vectors of a replay: none before manifest number `start`."""
+
+    def __init__(self, store: ObjectStore, submission: Submitted) -> None:
+        self._store = store
+        self._submission = submission
+        self._start = _start(store, submission)
+        self._replica: Replica | None = None  # its federation lags: only its spec matters
+        self._replayed_from: int | None = None
+
+    def merge(self, manifest: Manifest) -> None:
+        """Merge a manifest's updates again."""
+        try:
+            for decision in manifest.decisions:
+                if self._replica is not None and isinstance(decision.event, Merged):
+                    where = f"manifest {manifest.n}, merged"
+                    self._replica = _merge(self._store, self._replica, decision.event, where)
+        except NotFound as error:
+            self._start_later(manifest, error)
+
+    def verified(
+        self, manifest: Manifest, before: Manifest | None, value: Federation | None
+    ) -> Verified:
+        """Compare the model that a manifest names; value is the federation after it."""
+        is_new = False
+        if value is not None:
+            _check_name(manifest, before, value)
+            if self._replica is not None:
+                is_new = before is not None and before.model != manifest.model
+                if is_new:
+                    _check_bits(manifest, self._replica)
+            elif manifest.n == self._start:
+                is_new = self._begin(manifest, value)
+        return Verified(manifest, is_new, self._replayed_from)
+
+    def _begin(self, manifest: Manifest, value: Federation) -> bool:
+        try:
+            self._replica = _read(self._store, manifest, value)
+        except NotFound as error:
+            self._start_later(manifest, error)
+            return False
+        self._replayed_from = self._replica.version
+        return True
+
+    def _start_later(self, manifest: Manifest, error: NotFound) -> None:
+        """A file is gone. That is right only if retention let it go since we looked."""
+        start = _start(self._store, self._submission)
+        if start < manifest.n or start == self._start:
+            raise Mismatch(f"manifest {manifest.n} needs what is gone: {error}") from error
+        self._start, self._replica, self._replayed_from = start, None, None
+
+
+def _start(store: ObjectStore, submission: Submitted) -> int:
+    """The number of the manifest from which on every model can be made again."""
+    policy, federation = submission.spec.retention, submission.federation
+    if not isinstance(policy, KeepBounded):
+        return manifests.FIRST
+    seen = ""
+    while True:
+        head = manifests.newest(store, federation)
+        assert head is not None, "only called where there is a manifest"
+        if head.manifest.model is None:
+            return manifests.FIRST
+        listings = (keys.models(federation), keys.updates(federation))
+        present = {info.key for prefix in listings for info in store.list(prefix)}
+        promised = retention.recent(manifests.backwards(store, head), policy.keep_last)
+        lost = retention.missing(promised, present)
+        start = retention.oldest_whole(manifests.backwards(store, head), present)
+        if lost is None and start is not None:
+            return start
+        if head.digest == seen:
+            raise Mismatch(
+                f"{lost} is gone, though the newest {policy.keep_last} models are kept, with all "
+                "updates since the oldest of them"
+            )
+        seen = head.digest  # was it collected because a newer manifest allows it?
+
+
+def _born(submission: Submitted, manifest: Manifest) -> Federation | None:
     if manifest.uid != submission.uid:
         raise Mismatch(f"manifest 0 belongs to uid {manifest.uid}, spec.json to {submission.uid}")
     if manifest.birth is None or manifest.model is None:
         return None
-    body_birth, vector = _read_birth(store, manifest)
-    federation = found(submission.spec, body_birth.clients)
+    federation = found(submission.spec, manifest.birth.clients)
     if federation.state != manifest.state:
         raise Mismatch("manifest 0: its slots do not follow from spec and clients")
-    return Replica(federation, vector, ())
-
-
-def _read_birth(store: ObjectStore, manifest: Manifest) -> tuple[Birth, FlatModel]:
-    assert manifest.model is not None
-    body = store.get(manifest.model.key)
-    if sha256(body) != manifest.model.digest:
-        raise Mismatch(f"{manifest.model.key}: not the bytes that manifest 0 names")
-    birth, vector = ledger.birth_from(body)
-    recorded = manifest.birth
-    ordered = tuple(sorted(birth.clients, key=lambda client: client.name))
-    if replace(birth, clients=ordered) != recorded:
-        raise Mismatch("manifest 0: clients or template differ from version 0's file")
-    return birth, vector
+    return federation
 
 
 def _check_chain(before: Committed, after: Committed) -> None:
@@ -84,38 +161,20 @@ def _check_chain(before: Committed, after: Committed) -> None:
         raise Mismatch(f"manifest {after.manifest.n}: uid or number breaks the chain")
 
 
-def _replay(store: ObjectStore, replica: Replica, manifest: Manifest) -> Replica:
+def _decide(federation: Federation, manifest: Manifest) -> Federation:
+    """Take a manifest's decisions again: they need no vectors, the log has every scalar."""
     for decision in manifest.decisions:
         where = f"manifest {manifest.n}, {decision.event.outcome}"
-        _check_open(replica.federation, decision.event, where)
-        if isinstance(decision.event, Merged):
-            replica = _merge(store, replica, decision.event, where)
-        federation, again = step(replica.federation, decision.event)
+        _check_event(federation, decision.event, where)
+        federation, again = step(federation, decision.event)
         if again != decision:
             raise Mismatch(f"{where}: replays to {again}, the log says {decision}")
-        replica = replace(replica, federation=federation)
-    if replica.federation.state != manifest.state:
+    if federation.state != manifest.state:
         raise Mismatch(f"manifest {manifest.n}: its state does not follow from its decisions")
-    return replica
+    return federation
 
 
-def _merge(store: ObjectStore, replica: Replica, event: Merged, where: str) -> Replica:
-    """The vectors of one merge; the caller steps the federation."""
-    update = event.update
-    vector = ledger.read_vector(store, update.key, update.digest, replica.model.template)
-    _check_scalar(f"{where}: norm", event.norm, update_norm(replica, vector))
-    model, window = next_model(replica, vector)
-    if (model is None) != (event.step_norm is None):
-        raise Mismatch(f"{where}: disagrees on whether the window was full")
-    if model is None:
-        return replace(replica, window=window)
-    recorded = event.step_norm
-    assert recorded is not None
-    _check_scalar(f"{where}: step_norm", recorded, norm(model.floats - replica.model.floats))
-    return replace(replica, model=model, window=window)
-
-
-def _check_open(federation: Federation, event: Event, where: str) -> None:
+def _check_event(federation: Federation, event: Event, where: str) -> None:
     job = job_of(event)
     if job is not None and federation.standing(job) != "open":
         raise Mismatch(f"{where}: {job} was not open")
@@ -123,6 +182,49 @@ def _check_open(federation: Federation, event: Event, where: str) -> None:
         client = federation.state.slots[event.update.job.slot].client
         if client != event.update.client:
             raise Mismatch(f"{where}: the job was not open for {event.update.client}")
+        verdict = rule_of(federation.spec.rule).merge(len(federation.state.window) + 1)
+        if (verdict.combination is None) != (event.step_norm is None):
+            raise Mismatch(f"{where}: disagrees on whether the window was full")
+
+
+def _read(store: ObjectStore, manifest: Manifest, value: Federation) -> Replica:
+    """The model and the window of a manifest, checked against the digests in the log."""
+    assert manifest.model is not None
+    if manifest.n == manifests.FIRST:
+        return Replica(value, _read_birth(store, manifest), ())
+    template = manifests.birth_of(store, manifest.federation).template
+    window = tuple(
+        ledger.read_vector(store, entry.key, entry.digest, template)
+        for entry in manifest.state.window
+    )
+    return Replica(value, ledger.read_model(store, manifest.model, template), window)
+
+
+def _read_birth(store: ObjectStore, manifest: Manifest) -> FlatModel:
+    assert manifest.model is not None
+    body = store.get(manifest.model.key)
+    if sha256(body) != manifest.model.digest:
+        raise Mismatch(f"{manifest.model.key}: not the bytes that manifest 0 names")
+    birth, vector = ledger.birth_from(body)
+    ordered = tuple(sorted(birth.clients, key=lambda client: client.name))
+    if replace(birth, clients=ordered) != manifest.birth:
+        raise Mismatch("manifest 0: clients or template differ from version 0's file")
+    return vector
+
+
+def _merge(store: ObjectStore, replica: Replica, event: Merged, where: str) -> Replica:
+    """The vectors of one merge."""
+    update = event.update
+    vector = ledger.read_vector(store, update.key, update.digest, replica.model.template)
+    _check_scalar(f"{where}: norm", event.norm, update_norm(replica, vector))
+    model, window = next_model(replica, vector)
+    if model is None:
+        return replace(replica, window=window)
+    if event.step_norm is None:
+        raise Mismatch(f"{where}: the log says that the window was not full")
+    step_norm = norm(model.floats - replica.model.floats)
+    _check_scalar(f"{where}: step_norm", event.step_norm, step_norm)
+    return replace(replica, model=model, window=window)
 
 
 def _check_scalar(where: str, recorded: float, computed: float) -> None:
@@ -130,14 +232,18 @@ def _check_scalar(where: str, recorded: float, computed: float) -> None:
         raise Mismatch(f"{where}: {recorded!r} in the log, {computed!r} again")
 
 
-def _check_model(before: Manifest, after: Manifest, replica: Replica) -> bool:
-    """Compare the newest model's bytes by their digest; False where the version did not rise."""
-    model = after.model
-    if model is None or model.version != replica.version:
-        raise Mismatch(f"manifest {after.n}: names no model of version {replica.version}")
-    if before.model == model:
-        return False
+def _check_name(manifest: Manifest, before: Manifest | None, value: Federation) -> None:
+    model = manifest.model
+    if model is None or model.version != value.state.version:
+        raise Mismatch(f"manifest {manifest.n}: names no model of version {value.state.version}")
+    same_version = before is not None and before.model and before.model.version == model.version
+    if before is not None and same_version and before.model != model:
+        raise Mismatch(f"manifest {manifest.n}: changes the model of version {model.version}")
+
+
+def _check_bits(manifest: Manifest, replica: Replica) -> None:
+    model = manifest.model
+    assert model is not None
     digest = sha256(encode(replica.model))
     if digest != model.digest:
         raise Mismatch(f"version {model.version}: replays to {digest}, the log says {model.digest}")
-    return True

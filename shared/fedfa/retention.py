@@ -5,7 +5,7 @@ manifest lets go, no later one can need. So a collector that stalls between its 
 deletion does no harm.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedfa import keys
@@ -59,6 +59,27 @@ def recent(backwards: Iterable[Manifest], keep_last: int) -> tuple[Commit, ...]:
             break
         commits.append(commit)
     return tuple(commits)
+
+
+def missing(commits: Sequence[Commit], present: Container[str]) -> str | None:
+    """A key that the recent commits need and that is not present; None if all are."""
+    needed = [key for commit in commits[:-1] for key in (commit.model.key, *commit.merged)]
+    needed += [commits[-1].model.key, *commits[-1].window]
+    return next((key for key in needed if key not in present), None)
+
+
+def oldest_whole(backwards: Iterable[Manifest], present: Container[str]) -> int | None:
+    """The number of the oldest manifest after which every model can be made again.
+
+    Takes manifests from the newest one down, until an update is missing.
+    """
+    oldest = None
+    for commit in map(commit_of, backwards):
+        if commit.model.key in present and all(key in present for key in commit.window):
+            oldest = commit.n
+        if not all(key in present for key in commit.merged):
+            break
+    return oldest
 
 
 def is_milestone(policy: RetentionChoice, version: int) -> bool:
@@ -120,12 +141,11 @@ def keep(
     *,
     waiting: Iterable[int],
     evaluations: Mapping[int, Evaluation],
-    settled: Mapping[int, str],
 ) -> Kept:
     """What must stay by the newest manifest.
 
     commits: the `recent` ones. waiting: versions of `to_evaluate` that have no evaluation;
-    evaluations: of those that have one. settled: see `Kept`.
+    evaluations: of those that have one.
     """
     newest_evaluated = max(evaluations, default=-1)
     unevaluated = sorted((v for v in waiting if v > newest_evaluated), reverse=True)
@@ -141,7 +161,7 @@ def keep(
         newest=commits[0].model.version,
         models=frozenset(commit.model.key for commit in commits),
         older=frozenset(older),
-        settled=settled,
+        settled={},
         updates=frozenset(commits[-1].window).union(*(commit.merged for commit in commits[:-1])),
         generations=tuple(slot.generation for slot in head.state.slots),
     )

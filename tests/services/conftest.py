@@ -73,6 +73,21 @@ def broker_settings(rabbit: RabbitMQ) -> Iterator[BrokerSettings]:
     rabbit.ctl("delete_vhost", vhost)
 
 
+@pytest.fixture
+def environment(store_settings: StoreSettings, broker_settings: BrokerSettings) -> dict[str, str]:
+    """The variables that point a process at this module's broker and bucket."""
+    assert store_settings.endpoint is not None
+    assert store_settings.access_key is not None
+    assert store_settings.secret_key is not None
+    return {
+        "FEDFA_AMQP_URL": broker_settings.url.get_secret_value(),
+        "FEDFA_S3_ENDPOINT": store_settings.endpoint,
+        "FEDFA_S3_BUCKET": store_settings.bucket,
+        "FEDFA_S3_ACCESS_KEY": store_settings.access_key.get_secret_value(),
+        "FEDFA_S3_SECRET_KEY": store_settings.secret_key.get_secret_value(),
+    }
+
+
 def _minio(folder: Path) -> Iterator[StoreSettings]:
     binary = shutil.which("minio")
     assert binary, "FEDFA_TEST_S3=minio needs a minio binary on the PATH"

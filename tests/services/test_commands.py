@@ -1,10 +1,7 @@
 """The `fedfa` commands against a real broker and a real bucket."""
 
 import json
-import os
 import secrets
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,34 +12,11 @@ from fedfa.broker import Consumer
 from fedfa.local.processes import free_port
 from fedfa.messages import StartFederation
 from fedfa.s3 import S3Store
-from fedfa.settings import BrokerSettings, StoreSettings
+from fedfa.settings import BrokerSettings
 from fedfa.submission import submitted
 from fedfa.topology import EVENTS_QUEUE
+from tests.services.commands import fedfa
 from tests.unit.sample_run import born, write_sample_run
-
-
-@pytest.fixture
-def environment(store_settings: StoreSettings, broker_settings: BrokerSettings) -> dict[str, str]:
-    assert store_settings.endpoint is not None
-    assert store_settings.access_key is not None
-    assert store_settings.secret_key is not None
-    return {
-        "FEDFA_AMQP_URL": broker_settings.url.get_secret_value(),
-        "FEDFA_S3_ENDPOINT": store_settings.endpoint,
-        "FEDFA_S3_BUCKET": store_settings.bucket,
-        "FEDFA_S3_ACCESS_KEY": store_settings.access_key.get_secret_value(),
-        "FEDFA_S3_SECRET_KEY": store_settings.secret_key.get_secret_value(),
-    }
-
-
-def fedfa(environment: dict[str, str], *arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "fedfa.cli", *map(str, arguments)],
-        env=dict(os.environ) | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ class Letter:
     body: bytes
     message: AnyMessage | None
     redelivered: bool = False
+    since: int = 0  # number of effects when it was delivered last
 
 
 @dataclass(eq=False, slots=True)
@@ -178,6 +179,7 @@ class SimConsumer:
 
     def receive(self, name: str, letter: Letter) -> None:
         self.unacked[letter] = name
+        letter.since = self._world.num_effects
         epoch = self.epoch
         delivery = Delivery(
             body=letter.body,
@@ -265,7 +267,7 @@ class SimConsumer:
             kind = letter.message.kind if letter.message else "?"
             self._world.note(self.life.name, f"acks {kind} of {name}")
         del self.unacked[letter]
-        self._broker.checker.acked(self.life, name, letter.message)
+        self._broker.checker.acked(self.life, name, letter.message, letter.since)
         if name in self._broker.queues:
             self._broker.pump(name)
 

@@ -60,9 +60,7 @@ class Faults:
 
     def happens(self, probability: float) -> bool:
         return (
-            probability > 0
-            and not self.world.is_calm
-            and self.world.random.random() < probability
+            probability > 0 and not self.world.is_calm and self.world.random.random() < probability
         )
 
     def latency(self) -> float:
@@ -95,7 +93,7 @@ class Faults:
         def jump() -> None:
             host = random.choice(hosts)
             host.clock_offset += random.choice((1.0, 6.0, 30.0))
-            host.unix_offset += random.choice((-3600.0, -5.0, 5.0))
+            host.unix_offset += random.choice((-60.0, -5.0, 5.0))
             self.world.note(host.name, "its clocks jump")
 
         def store_outage() -> None:

@@ -19,7 +19,7 @@ class MemoryStore:
     def __init__(self, checker: Checker) -> None:
         self.objects: dict[str, bytes] = {}
         self.written: dict[str, float] = {}
-        self._checker = checker
+        self.checker = checker
 
     @property
     def name(self) -> str:
@@ -56,10 +56,10 @@ class MemoryStore:
         self.objects.pop(key, None)
 
     def _write(self, key: str, body: bytes) -> None:
-        self._checker.writes(key, body, self.objects.get(key))
+        self.checker.writes(key, body, self.objects.get(key))
         self.objects[key] = body
-        self.written[key] = self._checker.now
-        self._checker.wrote(key, body)
+        self.written[key] = self.checker.now
+        self.checker.wrote(key, body)
 
 
 class FaultyStore:
@@ -82,6 +82,7 @@ class FaultyStore:
     def put(self, key: str, body: bytes) -> None:
         spoiled: bytes | None = body
         if self.spoils is not None and "/updates/" in key:
+            self._memory.checker.spoiled.add(key)
             spoiled = self.spoils(body)
         if spoiled is not None:
             kept = spoiled

@@ -22,6 +22,7 @@ from fedfa.observability import (
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.topology import UPDATES_QUEUE
+from fedfa_aggregator.collector import Collector
 from fedfa_aggregator.service import Aggregator, run
 from fedfa_aggregator.settings import AggregatorSettings
 
@@ -51,12 +52,14 @@ def main() -> None:
             settings.http_port,
             {"/healthz": pulse.answer, "/readyz": ready(lambda: consumer.is_consuming)},
         )
-        aggregator = Aggregator(
-            store,
-            lambda message, route, headers: publisher.publish(message, route, headers=headers),
-            writer=writer,
-        )
-        run(consumer, aggregator, store, pulse)
+        with Collector(store, on_end=consumer.stop) as collector:
+            aggregator = Aggregator(
+                store,
+                lambda message, route, headers: publisher.publish(message, route, headers=headers),
+                writer=writer,
+                tend=collector.tend,
+            )
+            run(consumer, aggregator, store, pulse)
         consumer.close()
         publisher.close()
     except Fenced as error:

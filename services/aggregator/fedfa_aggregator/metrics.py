@@ -18,6 +18,13 @@ staleness = Histogram(
     buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128, 256),
 )
 
+collected = Counter("fedfa_collected_objects", "Models and updates that retention let go")
+sweep_seconds = Histogram(
+    "fedfa_sweep_seconds",
+    "One search of a federation's folder for what may be deleted, and its deletion",
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 60, 100),
+)
+
 
 def observe(decisions: Iterable[Decision]) -> None:
     for decision in decisions:

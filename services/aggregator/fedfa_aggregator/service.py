@@ -18,6 +18,7 @@ from fedfa.failpoints import reach
 from fedfa.federation import (
     Abandoned,
     Decision,
+    Federation,
     Job,
     Rejected,
     Stopped,
@@ -35,6 +36,7 @@ from fedfa.messages import (
 )
 from fedfa.observability import Pulse
 from fedfa.replica import Replica, decide, merge
+from fedfa.retention import is_milestone
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensors import sha256
@@ -78,7 +80,8 @@ class Batch:
 class Aggregator:
     """Serves any number of federations. Holds nothing that the bucket does not.
 
-    clock gives unix seconds, for the manifests' information only; monotonic times fencings.
+    tend is told of every federation that is served, for its retention. clock gives unix seconds,
+    for the manifests' information only; monotonic times fencings.
     """
 
     def __init__(
@@ -87,10 +90,12 @@ class Aggregator:
         publish: Publish,
         *,
         writer: str,
+        tend: Callable[[Ledger], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._tend = tend
         self._publish = publish
         self._writer = writer
         self._clock = clock
@@ -158,6 +163,7 @@ class Aggregator:
             return
         if ledger is not None:
             self._ledgers[federation] = ledger
+            self._tend(ledger)
             reach("aggregator.committed")
             self._announce(ledger, batch)
             reach("aggregator.published")
@@ -231,7 +237,7 @@ class Aggregator:
             or state.status != "running"
             or (
                 state.version > federation.state.version
-                and is_evaluation_due(after.federation, state.version)
+                and _needs_its_model(after.federation, state.version)
             )
         )
 
@@ -351,6 +357,12 @@ class Aggregator:
         if now - self._fenced_at < FENCED_AGAIN_SECONDS:
             raise error
         self._fenced_at = now
+
+
+def _needs_its_model(federation: Federation, version: int) -> bool:
+    """Whether a version may not share its commit, because its very model will be asked for."""
+    is_due = is_evaluation_due(federation, version)
+    return is_due or is_milestone(federation.spec.retention, version)
 
 
 def run(

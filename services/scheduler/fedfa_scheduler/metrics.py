@@ -12,6 +12,7 @@ jobs_published = Counter("fedfa_jobs_published", "Jobs, evaluations, initialisat
 lease_expired = Counter("fedfa_lease_expired", "Leases whose trainer fell silent")
 jobs_failed = Counter("fedfa_jobs_failed", "Failures that trainers reported")
 jobs_released = Counter("fedfa_jobs_released", "Jobs that trainers handed back")
+dead_letters_waiting = Gauge("fedfa_dead_letters_waiting", "Messages that wait for a person")
 
 STATUSES = ("unborn", "running", "finished", "stopped", "failed")
 

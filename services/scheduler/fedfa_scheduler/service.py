@@ -38,7 +38,7 @@ from fedfa.messages import (
 )
 from fedfa.observability import Answer, Pulse
 from fedfa.store import ObjectStore
-from fedfa.topology import BROADCAST, DEAD, EVENTS_QUEUE, Route, jobs_queue
+from fedfa.topology import BROADCAST, DEAD, DEAD_QUEUE, EVENTS_QUEUE, Route, jobs_queue
 from fedfa_scheduler import bucket, metrics, status
 from fedfa_scheduler.fleet import Action, FindModel, Fleet, Look, RecordFailure, Send
 from fedfa_scheduler.known import Known
@@ -201,6 +201,7 @@ class Scheduler:
         for pool in self._fleet.pools:
             num_ready, _ = self._publisher.counts(jobs_queue(pool).name)
             self._fleet.counted(pool, num_ready, self._clock())
+        metrics.dead_letters_waiting.set(self._publisher.counts(DEAD_QUEUE.name)[0])
         if self._publisher.counts(EVENTS_QUEUE.name)[0] == 0:
             self._fleet.drained(self._clock())
         self._show()

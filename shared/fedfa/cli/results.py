@@ -1,7 +1,7 @@
 """`fedfa report`, `fedfa export`, `fedfa verify`: what came of a federation."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -95,14 +95,16 @@ def final_version(store: ObjectStore, federation: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """How much of a federation replayed bit for bit; mismatch is None if all of it did.
+    """How much of a federation was confirmed; mismatch is None if all of it was.
 
-    manifests, updates: replayed. models: whose bytes were compared with their digest. version:
-    the last one confirmed.
+    manifests: whose place in the chain, decisions and state are right. replayed_from: the
+    version from which on updates were merged again; None if none was. updates, models: merged
+    again, and compared bit for bit. version: the last one confirmed.
     """
 
     federation: str
     manifests: int
+    replayed_from: int | None
     updates: int
     models: int
     version: int
@@ -110,18 +112,22 @@ class Confirmed:
 
     @property
     def text(self) -> str:
-        done = (
-            f"{self.manifests} manifests, {self.updates} updates, {self.models} models "
-            f"up to version {self.version}"
-        )
+        done = f"chain of {self.manifests} manifests"
+        if self.replayed_from is not None:
+            done += (
+                f"; from version {self.replayed_from} to version {self.version}, "
+                f"{self.updates} updates and {self.models} models replay bit for bit"
+            )
         if self.mismatch is None:
-            return f"verified: {done} replay bit for bit"
+            return f"verified: {done}"
         return f"not verified after {done}: {self.mismatch}"
 
 
 def verify(id: Id, json: Json = False) -> None:
     """Merge a federation's stored updates again and compare every model bit for bit.
 
+    Checks the whole chain of manifests. Where old files were deleted by the federation's
+    retention, models are compared from the oldest one that still has all that made it.
     Ends with 1 where something differs.
     """
     confirmed = verify_with_progress(connections.store(), id)
@@ -148,7 +154,7 @@ def verify_with_progress(store: ObjectStore, federation: str) -> Confirmed:
         transient=True,
         disable=not console.err.is_terminal,
     )
-    confirmed = Confirmed(federation, 0, 0, 0, 0, None)
+    confirmed = Confirmed(federation, 0, None, 0, 0, 0, None)
     with bar:
         task = bar.add_task("", total=newest.manifest.n + 1)
         for confirmed in confirm(store, federation):
@@ -158,20 +164,24 @@ def verify_with_progress(store: ObjectStore, federation: str) -> Confirmed:
 
 def confirm(store: ObjectStore, federation: str) -> Iterator[Confirmed]:
     """Replay a federation; yields what is confirmed so far, the last one with any mismatch."""
-    so_far = Confirmed(federation, 0, 0, 0, 0, None)
+    so_far = Confirmed(federation, 0, None, 0, 0, 0, None)
     try:
         for verified in replay.verify(store, federation):
             manifest = verified.manifest
-            merged = sum(isinstance(one.event, Merged) for one in manifest.decisions)
-            so_far = Confirmed(
-                federation,
-                so_far.manifests + 1,
-                so_far.updates + merged,
-                so_far.models + verified.is_new_model,
-                manifest.state.version,
-                None,
+            start = verified.replayed_from
+            if start is None or start != so_far.replayed_from:  # it starts here, or starts later
+                so_far = replace(so_far, replayed_from=start, updates=0, models=0)
+                merged = 0
+            else:
+                merged = sum(isinstance(one.event, Merged) for one in manifest.decisions)
+            so_far = replace(
+                so_far,
+                manifests=so_far.manifests + 1,
+                updates=so_far.updates + merged,
+                models=so_far.models + verified.is_new_model,
+                version=manifest.state.version,
             )
             yield so_far
     except (replay.Mismatch, InvalidInput, NotFound) as error:
         # What the log names and the bucket lacks, or holds damaged, is a mismatch too.
-        yield Confirmed(**{**asdict(so_far), "mismatch": str(error)})
+        yield replace(so_far, mismatch=str(error))

@@ -1,0 +1,226 @@
+"""A whole stack with a network in between that a test can break, and what must hold afterwards.
+
+Every service reaches broker and bucket through proxies; the tests read both directly.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+
+from fedfa import manifests, submission
+from fedfa.broker import Publisher
+from fedfa.local.processes import ServerProcess
+from fedfa.local.rabbitmq import RabbitMQ
+from fedfa.local.seaweedfs import SeaweedFS
+from fedfa.local.stack import LocalStack
+from fedfa.manifests import Manifest
+from fedfa.messages import AnyMessage
+from fedfa.s3 import S3Store
+from fedfa.settings import BrokerSettings
+from fedfa.spec import parse
+from fedfa.topology import EVENTS, Route
+from tests.proxy import Proxy
+from tests.services.driver import wait_for
+from tests.services.test_whole import check
+
+ROOT = Path(__file__).parents[2]
+LEASE_SECONDS = 3.0
+CONSUMER_TIMEOUT_SECONDS = 10.0
+DISK = "192m"
+SPEC: dict[str, Any] = {
+    "task": {"name": "digits"},
+    "rule": {"name": "fedfa-delta", "window": 3},
+    "concurrency": 6,
+    "clients": 10,
+    "partition": {"kind": "dirichlet", "alpha": 0.5},
+    "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "sgd", "learning_rate": 0.05}},
+    "delay": {"distribution": "exponential", "unit_seconds": 0.5},
+    "evaluation": {"every_versions": 10},
+    "stop": {"updates": 100_000},
+}
+# Everything the services say to broker and bucket must fail soon, and nothing may be waited for.
+ENVIRONMENT = {
+    "FEDFA_AMQP_HEARTBEAT_SECONDS": "5",
+    "FEDFA_AMQP_BLOCKED_TIMEOUT_SECONDS": "10",
+    "FEDFA_S3_READ_TIMEOUT_SECONDS": "2",
+    "FEDFA_S3_OUTAGE_SECONDS": "4",
+}
+WIPE = '[rabbit_amqqueue:delete(Q, false, false, <<"test">>) || Q <- rabbit_amqqueue:list()].'
+# Both channels, of an aggregator that consumes and publishes, end as if by a protocol error.
+CLOSE_CHANNELS = (
+    "[rabbit_channel:shutdown(element(2, hd(rabbit_channel:info(C, [pid]))))"
+    " || C <- rabbit_channel:list()]."
+)
+
+
+@dataclass
+class World:
+    """What a test breaks (stack, rabbit, s3, amqp, http), and what it looks at (store)."""
+
+    stack: LocalStack
+    rabbit: RabbitMQ
+    s3: SeaweedFS
+    amqp: Proxy
+    http: Proxy
+    store: S3Store
+    journal: Path
+    trouble_with_disk: str
+
+    @property
+    def disk(self) -> Path:
+        return self.s3.folder
+
+    def publish(self, *letters: AnyMessage | bytes, route: Route = EVENTS) -> None:
+        settings = BrokerSettings.model_validate({"url": self.rabbit.url})
+        publisher = Publisher(settings, name="test")
+        try:
+            for letter in letters:
+                publisher.publish(letter, route, timeout_seconds=30)
+        finally:
+            publisher.close()
+
+    def begin(self, name: str, **changes: object) -> str:
+        """Submit a federation, as `fedfa submit` does."""
+        submitted = submission.submit(self.store, parse(SPEC | changes), name)
+        self.publish(submission.start_message(submitted))
+        return name
+
+    def running(self, name: str, *, merged: int = 8, **changes: object) -> str:
+        """A federation that has merged something."""
+        self.begin(name, **changes)
+        self.goes_on(name, by=merged)
+        return name
+
+    def newest(self, name: str) -> Manifest | None:
+        committed = manifests.newest(self.store, name)
+        return committed.manifest if committed else None
+
+    def number(self, name: str) -> int:
+        """Of the newest manifest."""
+        manifest = self.newest(name)
+        return manifest.n if manifest else -1
+
+    def merged(self, name: str) -> int:
+        manifest = self.newest(name)
+        return manifest.state.num_merged if manifest else 0
+
+    def goes_on(self, name: str, *, by: int = 12, seconds: float = 60.0) -> float:
+        """Wait until so many more updates are merged; returns how long the first one took."""
+        began, before = time.monotonic(), self.merged(name)
+        wait_for(lambda: self.merged(name) > before, seconds=seconds)
+        first = time.monotonic() - began
+        wait_for(lambda: self.merged(name) >= before + by, seconds=seconds)
+        return first
+
+    def ends(self, name: str, *, seconds: float = 60.0) -> Manifest:
+        def over() -> Manifest | None:
+            manifest = self.newest(name)
+            return manifest if manifest and manifest.state.status != "running" else None
+
+        result: Manifest = wait_for(over, seconds=seconds)
+        return result
+
+    def stops_and_verifies(self, name: str) -> list[Manifest]:
+        submitted = submission.request_stop(self.store, name, "seen enough")
+        self.publish(submission.start_message(submitted))
+        self.ends(name)
+        return check(self.store, name)
+
+    # -- looking at processes -------------------------------------------------------------------
+
+    def process(self, name: str) -> ServerProcess:
+        return self.stack.processes[name]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.process(name).pid, number)
+
+    def is_frozen(self, name: str) -> bool:
+        return psutil.Process(self.process(name).pid).status() == psutil.STATUS_STOPPED
+
+    def log(self, name: str, *, start: int = 0) -> str:
+        """What a process has logged, from this byte on."""
+        return self.process(name).log.read_bytes()[start:].decode(errors="replace")
+
+    def log_size(self, name: str) -> int:
+        return self.process(name).log.stat().st_size
+
+    def jobs(self, trainer: str) -> list[dict[str, Any]]:
+        """What a trainer holds."""
+        url = f"http://127.0.0.1:{self.stack.http_ports[trainer]}/jobs"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            held: list[dict[str, Any]] = json.load(answer)
+        return held
+
+    def journalled(self, event: str) -> list[dict[str, Any]]:
+        if not self.journal.exists():
+            return []
+        lines = [json.loads(line) for line in self.journal.read_text().splitlines()]
+        return [line for line in lines if line["event"] == event]
+
+    def files(self, name: str) -> dict[tuple[int, int], list[str]]:
+        """Every update file, by its job (slot, generation)."""
+        found: dict[tuple[int, int], list[str]] = {}
+        for info in self.store.list(f"{name}/updates/"):
+            slot, _, generation = info.key.split("/")[2].partition("-")
+            found.setdefault((int(slot), int(generation)), []).append(info.key)
+        return found
+
+
+@contextmanager
+def world(folder: Path, *, trainers: int = 2, jobs_per_trainer: int = 3) -> Iterator[World]:
+    """Everything up. The bucket is on a small disk of its own, where the system allows a mount."""
+    data = folder / "s3"
+    data.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "fedfa-test", str(data)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    timeout = f"[{{rabbit, [{{consumer_timeout, {CONSUMER_TIMEOUT_SECONDS * 1000:.0f}}}, "
+    advanced = timeout + "{channel_tick_interval, 2000}]}]."
+    rabbit, s3 = RabbitMQ(folder / "rabbitmq", advanced=advanced), SeaweedFS(data)
+    try:
+        rabbit.start()
+        s3.start()
+        with Proxy(rabbit.port) as amqp, Proxy(s3.port) as http:
+            journal = folder / "journal"
+            environment = ENVIRONMENT | {
+                "FEDFA_AMQP_URL": f"amqp://guest:guest@127.0.0.1:{amqp.port}/",
+                "FEDFA_S3_ENDPOINT": f"http://127.0.0.1:{http.port}",
+                "FEDFA_S3_BUCKET": s3.bucket,
+                "FEDFA_S3_ACCESS_KEY": s3.access_key,
+                "FEDFA_S3_SECRET_KEY": s3.secret_key,
+                "FEDFA_TRAINER_JOURNAL": str(journal),
+                "PYTHONPATH": str(ROOT),
+            }
+            with patch.dict(os.environ, environment):
+                stack = LocalStack(
+                    folder,
+                    trainers=trainers,
+                    jobs_per_trainer=jobs_per_trainer,
+                    lease_ttl_seconds=LEASE_SECONDS,
+                    task_allow="tests.services.tasks",
+                )
+            with stack:
+                store = S3Store(s3.settings())
+                trouble = mounted.stderr.strip()
+                yield World(stack, rabbit, s3, amqp, http, store, journal, trouble)
+    finally:
+        s3.stop()
+        rabbit.stop()
+        if mounted.returncode == 0:
+            subprocess.run(["umount", "--lazy", str(data)], check=True)
+
+
+def no_tracebacks(here: World) -> None:
+    """Faults are expected: no process may be surprised by one."""
+    for log in here.stack.logs.glob("*.log"):
+        assert "Traceback" not in log.read_text(), log

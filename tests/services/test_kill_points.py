@@ -1,0 +1,166 @@
+"""SIGKILL at each step boundary of each service: the run goes on unaided, and nothing is lost.
+
+FEDFA_TEST_KILL_ROUNDS repeats every kill so many times within its federation.
+"""
+
+import os
+import signal
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from fedfa import failpoints, keys
+from tests.services.driver import wait_for
+from tests.services.faults import World, no_tracebacks, world
+
+ROUNDS = int(os.environ.get("FEDFA_TEST_KILL_ROUNDS", "1"))
+AT_BIRTH = ("aggregator.birth_read", "trainer.initial")
+OF_HOPELESS = ("scheduler.before_abandon", "scheduler.before_evaluation_failure")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with world(tmp_path_factory.mktemp("stack")) as here:
+        yield here
+        no_tracebacks(here)
+
+
+def places(service: str) -> list[str]:
+    """The failpoints of a running federation; commit.* are the aggregator's."""
+    prefixes = ("aggregator.", "commit.") if service == "aggregator" else (f"{service}.",)
+    names = [name for name in failpoints.NAMES if name.startswith(prefixes)]
+    return [name for name in names if not name.startswith(AT_BIRTH + OF_HOPELESS)]
+
+
+class Killer:
+    """Arms one failpoint after the other in processes of one service, restarting the dead."""
+
+    def __init__(self, here: World, processes: Sequence[str], armed: Sequence[str]) -> None:
+        self._here = here
+        self._todo = deque(armed)
+        self._armed: dict[str, str] = {}
+        self.struck: list[str] = []
+        self.restarts = 0
+        self.restarted_at = 0.0
+        for process in processes:
+            here.process(process).kill()
+            self._restart(process)
+
+    @property
+    def has_more(self) -> bool:
+        """Restarts whatever has died since; says whether a failpoint is still to strike."""
+        for process in [each for each in self._armed if not self._here.process(each).is_running]:
+            assert self._here.process(process).exit_code == -signal.SIGKILL, process
+            if place := self._armed[process]:
+                self.struck.append(place)
+            self._restart(process)
+        return any(self._armed.values())
+
+    def _restart(self, process: str) -> None:
+        place = self._todo.popleft() if self._todo else ""
+        self._armed[process] = place
+        self.restarts += 1
+        self.restarted_at = time.monotonic()
+        self._here.stack.restart(process, **{failpoints.VARIABLE: place})
+
+
+@pytest.mark.timeout(300 * ROUNDS)
+def test_an_aggregator_killed_at_each_step_recovers_by_itself(here: World) -> None:
+    name = here.running("aggregator-dies")
+    todo = [f"{place}@2" for place in places("aggregator")] * ROUNDS  # some work between deaths
+    killer = Killer(here, ["aggregator"], todo)
+    took: list[float] = []
+    restarts, seen = 0, -1
+
+    def is_dead() -> bool:
+        return not here.process("aggregator").is_running
+
+    def has_committed() -> bool:
+        return here.number(name) > seen
+
+    while killer.has_more:
+        if killer.restarts > restarts:  # the last one may have died before its first commit
+            restarts, seen = killer.restarts, here.number(name)
+        wait_for(lambda: has_committed() or is_dead(), seconds=60)
+        if has_committed():
+            took.append(time.monotonic() - killer.restarted_at)
+        wait_for(lambda: is_dead() or not killer.has_more, seconds=60)
+    assert killer.struck == todo
+    here.goes_on(name)
+    here.stops_and_verifies(name)
+    ordered = sorted(took)
+    print(f"\n{len(todo)} kills; seconds from a restart to its first commit: median", end=" ")
+    print(f"{statistics.median(ordered):.2f}, worst {ordered[-1]:.2f} of {len(ordered)}")
+
+
+@pytest.mark.timeout(300 * ROUNDS)
+def test_trainers_killed_at_each_step_lose_only_what_they_held(here: World) -> None:
+    name = here.running("trainers-die", evaluation={"every_versions": 2})
+    todo = places("trainer") * ROUNDS
+    killer = Killer(here, ["trainer-1", "trainer-2"], todo)
+    wait_for(lambda: not killer.has_more, seconds=280 * ROUNDS)
+    assert sorted(killer.struck) == sorted(todo)
+    here.goes_on(name)
+    here.stops_and_verifies(name)
+
+
+@pytest.mark.timeout(300 * ROUNDS)
+def test_a_scheduler_killed_at_each_step_forgets_nothing(here: World) -> None:
+    name = here.running("scheduler-dies")
+    todo = [f"{place}@3" for place in places("scheduler")] * ROUNDS
+    killer = Killer(here, ["scheduler"], todo)
+    wait_for(lambda: not killer.has_more, seconds=280 * ROUNDS)
+    assert killer.struck == todo
+    here.goes_on(name)
+    here.stops_and_verifies(name)
+
+
+def test_a_scheduler_killed_while_giving_up_gives_up_all_the_same(here: World) -> None:
+    killer = Killer(here, ["scheduler"], OF_HOPELESS)
+    name = here.begin(
+        "hopeless", task={"name": "tests.services.tasks:Hopeless"}, limits={"max_attempts": 2}
+    )
+    wait_for(lambda: not killer.has_more, seconds=80)
+    assert killer.struck == list(OF_HOPELESS)
+
+    def has_given_up() -> bool:
+        manifest = here.newest(name)
+        is_abandoned = manifest is not None and manifest.state.num_abandoned > 0
+        return is_abandoned and here.store.exists(keys.evaluation(name, 0))
+
+    wait_for(has_given_up, seconds=60)
+    assert b"nobody kept the test images" in here.store.get(keys.evaluation(name, 0))
+    here.stops_and_verifies(name)
+
+
+def test_a_birth_survives_a_kill_at_each_of_its_steps(here: World) -> None:
+    # an aggregator at rest, so that the first commit it reaches is the birth
+    at_birth = [place for place in places("aggregator") if place != "aggregator.fetched"]
+    at_birth = ["aggregator.birth_read", *at_birth]
+    for number, place in enumerate(at_birth):
+        if place in ("aggregator.decided", "commit.model_put"):
+            continue  # a birth has neither decisions nor a model of its own
+        here.stack.restart("aggregator", **{failpoints.VARIABLE: place})
+        name = here.begin(f"birth-{number}", stop={"updates": 4})
+        wait_for(lambda: not here.process("aggregator").is_running, seconds=30)
+        here.stack.restart("aggregator")
+        assert here.ends(name).state.status == "finished"
+        assert here.stops_and_verifies(name)[-1].state.num_merged == 4
+
+
+def test_an_initialisation_survives_a_kill_at_each_of_its_steps(here: World) -> None:
+    initial = [place for place in failpoints.NAMES if place.startswith("trainer.initial")]
+    killer = Killer(here, ["trainer-1", "trainer-2"], initial)
+    names: list[str] = []
+    deadline = time.monotonic() + 100
+    while killer.has_more:
+        assert time.monotonic() < deadline
+        names.append(here.begin(f"initial-{len(names)}", stop={"updates": 4}))
+        time.sleep(1)
+    assert sorted(killer.struck) == sorted(initial)
+    for name in names:
+        assert here.ends(name).state.status == "finished"
+        assert here.stops_and_verifies(name)[-1].state.num_merged == 4

@@ -1,0 +1,155 @@
+"""Runs one schedule: the world of a seed, until every federation has ended or a rule is broken."""
+
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+
+from fedfa import keys
+from fedfa.errors import AlreadyExists
+from fedfa.messages import StartFederation
+from fedfa.spec import FederationSpec, Submitted
+from fedfa.tensors import canonical_json
+from fedfa.topology import EVENTS, UPDATES_QUEUE
+from tests.simulation.actors import Services
+from tests.simulation.broker import SimBroker
+from tests.simulation.checker import Checker
+from tests.simulation.faults import Faults, Mix
+from tests.simulation.scenario import LEASE_TTL_SECONDS, LONGEST_SECONDS, Scenario
+from tests.simulation.store import MemoryStore
+from tests.simulation.world import UNIX_EPOCH, Host, Life, World
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """violations: empty if every invariant held. trace: one line for each effect."""
+
+    seed: int
+    violations: tuple[str, ...]
+    num_effects: int
+    virtual_seconds: float
+    trace: tuple[str, ...]
+
+
+def run_schedule(
+    seed: int, *, services: type[Services] = Services, keeps_trace: bool = False
+) -> Outcome:
+    logging.getLogger().manager.disable = logging.CRITICAL  # thousands of simulated outages
+    random.seed(seed)  # trainers draw their waits from it
+    world = World(seed, keeps_trace=keeps_trace)
+    scenario, mix = Scenario.draw(world.random), Mix.draw(world.random)
+    world.note("world", f"{scenario}")
+    world.note("world", f"{mix}")
+    checker = Checker(world, lease_ttl_seconds=LEASE_TTL_SECONDS)
+    faults = Faults(world, mix)
+    memory = MemoryStore(checker)
+    broker = SimBroker(world, faults, checker)
+    sim = services(world, scenario, faults, memory, broker, checker)
+    hosts = _hosts(sim)
+    faults.plan(hosts, broker, until=scenario.calm_at)
+    user = _user(sim)
+
+    def is_over() -> bool:
+        return bool(checker.violations or world.problems) or (
+            user.is_done and _is_quiet(broker) and checker.has_ended(memory)
+        )
+
+    if not world.run(is_over, deadline=scenario.calm_at + LONGEST_SECONDS):
+        checker.fail("the run does not end by itself")
+    for host in [*hosts, user.host]:
+        host.life.is_dead = True
+        for task in host.life.tasks:
+            world.kill(task)
+    checker.finish(memory)
+    return Outcome(
+        seed, tuple(checker.violations), world.num_effects, world.now, tuple(world.trace or ())
+    )
+
+
+def _is_quiet(broker: SimBroker) -> bool:
+    """No update waits for an answer."""
+    queue = broker.queues.get(UPDATES_QUEUE.name)
+    unacked = any(UPDATES_QUEUE.name in each.unacked.values() for each in broker.consumers)
+    return not unacked and (queue is None or not queue.letters)
+
+
+def _hosts(sim: Services) -> list[Host]:
+    world, scenario = sim.world, sim.scenario
+    kinds: list[tuple[str, int, Callable[[Life], Callable[[], None]]]] = [
+        ("aggregator", scenario.num_aggregators, sim.aggregator),
+        ("scheduler", scenario.num_schedulers, sim.scheduler),
+        ("trainer", scenario.num_trainers, sim.trainer),
+    ]
+    hosts = []
+    for role, number, boot in kinds:
+        for at in range(number):
+            host = Host(world, f"{role}-{at}", boot, role)
+            hosts.append(host)
+            begin = scenario.trainers_start_at if role == "trainer" else 0.0
+            world.call_at(begin + world.random.random(), host.start)
+    return hosts
+
+
+class User:
+    """Submits, stops, deletes and submits again. It is never killed."""
+
+    def __init__(self, sim: Services) -> None:
+        self.is_done = False
+        self._sim = sim
+        self.host = Host(sim.world, "user", self._boot, "user")
+
+    def _boot(self, life: Life) -> Callable[[], None]:
+        return lambda: self._act(life)
+
+    def _act(self, life: Life) -> None:
+        sim, scenario = self._sim, self._sim.scenario
+        names = [f"fed-{at}" for at in range(len(scenario.specs))]
+        for name, spec in zip(names, scenario.specs, strict=True):
+            self._submit(life, name, spec)
+        if scenario.stops_at is not None:
+            sim.world.sleep(scenario.stops_at)
+            for name in names:
+                self._stop(life, name)
+        if scenario.resubmits:
+            while not sim.checker.has_ended(sim.memory):
+                sim.world.sleep(1.0)
+            sim.world.note("user", f"deletes {names[0]}")
+            for key in [each for each in sim.memory.objects if each.startswith(f"{names[0]}/")]:
+                sim.memory.delete(key)
+            sim.checker.deleted(names[0])
+            spec = scenario.specs[0].model_copy(
+                update={"stop": scenario.specs[0].stop.model_copy(update={"updates": 6})}
+            )
+            self._submit(life, names[0], spec)
+        self.is_done = True
+
+    def _submit(self, life: Life, name: str, spec: FederationSpec) -> None:
+        uid = f"{self._sim.world.random.getrandbits(128):032x}"
+        submission = Submitted(federation=name, uid=uid, created_at=life.unix(), spec=spec)
+        body = submission.model_dump_json(by_alias=True).encode()
+        self._sim.memory.create(keys.spec(name), body)
+        self._sim.world.note("user", f"submits {name} as {uid}")
+        self._hint(life, submission)
+
+    def _stop(self, life: Life, name: str) -> None:
+        submission = Submitted.model_validate_json(self._sim.memory.get(keys.spec(name)))
+        with suppress(AlreadyExists):
+            body = canonical_json({"at": life.unix(), "reason": "enough"}).encode()
+            self._sim.memory.create(keys.stop(name), body)
+        self._sim.world.note("user", f"stops {name}")
+        self._hint(life, submission)
+
+    def _hint(self, life: Life, submission: Submitted) -> None:
+        message = StartFederation(federation=submission.federation, uid=submission.uid)
+        self._sim.publisher(life).publish(message, EVENTS)
+
+
+def _user(sim: Services) -> User:
+    user = User(sim)
+    user.host.start()
+    return user
+
+
+__all__ = ["LEASE_TTL_SECONDS", "UNIX_EPOCH", "Outcome", "Random", "Submitted", "run_schedule"]
