@@ -65,6 +65,12 @@ def evaluation(federation: str, version: int) -> str:
     return f"{federation}/evals/{version}.json"
 
 
+def is_update(key: str, federation: str, slot: int, generation: int, attempt: str) -> bool:
+    """Whether a key is the whole and exact name of a file of this attempt at this job."""
+    name = key.removeprefix(f"{updates_of(federation, slot, generation)}{attempt}-")
+    return name != key and re.fullmatch(r"[0-9a-f]{16}\.safetensors", name) is not None
+
+
 def digest_matches(key: str, digest: str) -> bool:
     """Whether a models/ or updates/ key ends with the first digits of this content digest."""
     return key.endswith(f"-{digest[:DIGEST_DIGITS]}.safetensors")

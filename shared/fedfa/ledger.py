@@ -6,11 +6,14 @@ that a reader can see has changed; after it, everything has.
 
 from dataclasses import dataclass, replace
 
+from pydantic import TypeAdapter
+
 from fedfa import keys, manifests
 from fedfa.errors import InvalidInput
 from fedfa.failpoints import reach
 from fedfa.federation import Client, Decision, State, Status, found
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
+from fedfa.messages import Count, Name, PoolName
 from fedfa.replica import Replica
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
@@ -27,6 +30,12 @@ from fedfa.tensors import (
 )
 
 MAX_INITIAL_MODEL_BYTES = 64 * 2**30
+
+# A client's name travels in messages, its pool's in a queue's name: both are checked where they
+# enter. num_examples 0 is well-formed, and ends the federation with the reason.
+_clients: TypeAdapter[list[tuple[Name, Count, PoolName]]] = TypeAdapter(
+    list[tuple[Name, Count, PoolName]]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +95,8 @@ def birth_from(body: bytes) -> tuple[Birth, FlatModel]:
     try:
         fields = header.metadata["birth"]
         template = infer_template(header, num_parameters=fields["num_parameter_tensors"])
-        clients = tuple(Client(str(n), int(k), str(p)) for n, k, p in fields["clients"])
-        birth = Birth(clients, template, str(fields["frozen_digest"]))
+        clients = _clients.validate_python(fields["clients"])
+        birth = Birth(tuple(Client(*each) for each in clients), template, fields["frozen_digest"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"version 0: malformed birth certificate: {error!r}") from error
     return birth, decode(body, template, max_header_bytes=MAX_HEADER_BYTES)

@@ -7,11 +7,10 @@ schema that refuses unknown fields and non-finite numbers. Anything else is Inva
 from typing import Annotated, Any, Literal
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fedfa.errors import InvalidMessage
 
-SCHEMA = 1
 MAX_MESSAGE_BYTES = 64 * 1024
 
 FederationId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -22,6 +21,11 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Text = Annotated[str, Field(max_length=4000)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+PoolName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+
+Work = tuple[
+    str, str, int, int
+]  # (uid, task, slot or version, generation): what a lease is held on
 
 
 class Message(BaseModel):
@@ -110,6 +114,9 @@ class RollCall(BaseModel):
     kind: Literal["RollCall"] = "RollCall"
 
 
+Order = TrainJob | EvalJob | InitModel  # what a trainer is asked to do
+
+
 # -- facts ----------------------------------------------------------------------------------
 
 
@@ -135,9 +142,17 @@ class JobFacts(Message):
     attempt: Attempt
     trainer: Name
 
+    @model_validator(mode="after")
+    def _names_its_work(self) -> "JobFacts":
+        numbers = {"train": (self.slot, self.generation), "evaluate": (self.version,), "init": ()}
+        given = [self.slot, self.generation, self.version]
+        wanted = numbers[self.task]
+        if None in wanted or sum(number is not None for number in given) != len(wanted):
+            raise ValueError(f"{self.task}: wrong numbers")
+        return self
+
     @property
-    def work(self) -> tuple[str, str, int, int]:
-        """(uid, task, slot or version, generation): what a lease is held on."""
+    def work(self) -> Work:
         first = self.version if self.task == "evaluate" else self.slot
         return (self.uid, self.task, first or 0, self.generation or 0)
 
@@ -196,6 +211,10 @@ class UpdateReady(JobMessage):
     started_at: Number
     train_seconds: Number
     delay_seconds: Number
+
+    def metadata(self) -> dict[str, Any]:
+        """What the update's file says about itself: all fields but key and digest."""
+        return self.model_dump(by_alias=True, exclude={"key", "digest"})
 
 
 class ModelReady(Message):

@@ -27,6 +27,7 @@ class TaskChoice(Section):
     name: str = Field(
         default="digits",
         min_length=1,
+        max_length=200,
         description="an installed task (`fedfa.tasks` entry point) or module:Class",
     )
     options: dict[str, Scalar] = Field(default={}, description="passed to the task as they are")

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from fedfa.errors import AlreadyExists, Misconfigured, NotFound, StoreUnavailable, TooLarge
+from fedfa.errors import (
+    AlreadyExists,
+    InvalidInput,
+    Misconfigured,
+    NotFound,
+    StoreUnavailable,
+    TooLarge,
+)
 from fedfa.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -157,10 +164,12 @@ class DirectoryStore:
 
 
 def check_key(key: str) -> str:
-    """The key itself. Raises ValueError for one that a folder or a URL would read differently."""
+    """The key itself. InvalidInput for one that a folder or a URL would read differently."""
     segments = key.split("/")
     if segments[0] == PARTIAL_FOLDER or "\0" in key or any(s in {"", ".", ".."} for s in segments):
-        raise ValueError(f"{key!r} is no object key: non-empty segments, none of them . or ..")
+        raise InvalidInput(
+            f"{key!r:.200} is no object key: non-empty segments, none of them . or .."
+        )
     return key
 
 

@@ -208,12 +208,17 @@ def read_header(body: bytes, *, max_header_bytes: int = MAX_HEADER_BYTES) -> Hea
         fields = json.loads(body[8 : 8 + length], object_pairs_hook=_without_duplicates)
         raw = fields.pop("__metadata__", {})
         metadata = json.loads(raw[METADATA_KEY]) if METADATA_KEY in raw else {}
-        entries = {name: _entry(value) for name, value in fields.items()}
+        entries = {_encodable(name): _entry(value) for name, value in fields.items()}
         if not isinstance(metadata, dict):
             raise ValueError("metadata is not an object")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidTensors(f"safetensors: malformed header: {error}") from error
     return Header(entries, metadata, 8 + length)
+
+
+def _encodable(name: str) -> str:
+    name.encode()  # JSON can hold lone surrogates, which no message and no log line could carry
+    return name
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -227,6 +232,8 @@ def _entry(value: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
     dtype, shape, (start, end) = value["dtype"], value["shape"], value["data_offsets"]
     if set(value) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"unexpected fields {sorted(value)}")
+    if not isinstance(dtype, str) or not dtype.isascii():
+        raise ValueError(f"dtype {dtype!r:.60}")
     numbers = [*shape, start, end]
     if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
         raise ValueError(f"shape {shape} or offsets {start}, {end} are not sizes")

@@ -55,6 +55,14 @@ DEAD = Route("fedfa.dead")
 BROADCAST = Route("fedfa.broadcast", kind="fanout")
 _JOBS_EXCHANGE = "fedfa.jobs"
 REASON_HEADER = "fedfa-reason"  # of a message in DEAD
+MAX_REASON_CHARACTERS = 1000
+
+
+def buried_because(reason: str) -> dict[str, str]:
+    """The headers of a dead letter: its reason, bounded, and such as any wire can carry."""
+    text = reason[:MAX_REASON_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+    return {REASON_HEADER: text}
+
 
 # RabbitMQ 4 drops a message at its 21st delivery by default, and every lost connection and every
 # look at a dead letter counts as one. -1 would say "never", but only from 4.0 on.

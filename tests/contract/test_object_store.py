@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from fedfa import conformance
-from fedfa.errors import AlreadyExists, Misconfigured, NotFound, TooLarge
+from fedfa.errors import AlreadyExists, InvalidInput, Misconfigured, NotFound, TooLarge
 from fedfa.settings import StoreSettings
 from fedfa.store import DirectoryStore, ObjectStore, from_settings
 
@@ -168,17 +168,17 @@ def test_the_folders_are_the_first_components(store: ObjectStore, folder: str) -
 )
 def test_a_key_that_could_mean_another_place_is_refused(store: ObjectStore, key: str) -> None:
     for use in (store.get, store.exists, store.delete):
-        with pytest.raises(ValueError, match="no object key"):
+        with pytest.raises(InvalidInput, match="no object key"):
             use(key)
     for write in (store.put, store.create):
-        with pytest.raises(ValueError, match="no object key"):
+        with pytest.raises(InvalidInput, match="no object key"):
             write(key, b"")
 
 
 def test_a_listing_does_not_leave_the_folder(tmp_path: Path) -> None:
     (tmp_path / "secret").touch()
 
-    with pytest.raises(ValueError, match="no object key"):
+    with pytest.raises(InvalidInput, match="no object key"):
         list(DirectoryStore(tmp_path / "store").list("../"))
 
 

@@ -37,7 +37,7 @@ from tests.services.test_whole import check
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 3.0
 CONSUMER_TIMEOUT_SECONDS = 10.0
-DISK = "192m"
+DISK_MIB = 640
 SPEC: dict[str, Any] = {
     "task": {"name": "digits"},
     "rule": {"name": "fedfa-delta", "window": 3},
@@ -57,11 +57,6 @@ ENVIRONMENT = {
     "FEDFA_S3_OUTAGE_SECONDS": "4",
 }
 WIPE = '[rabbit_amqqueue:delete(Q, false, false, <<"test">>) || Q <- rabbit_amqqueue:list()].'
-# Both channels, of an aggregator that consumes and publishes, end as if by a protocol error.
-CLOSE_CHANNELS = (
-    "[rabbit_channel:shutdown(element(2, hd(rabbit_channel:info(C, [pid]))))"
-    " || C <- rabbit_channel:list()]."
-)
 
 
 @dataclass
@@ -178,12 +173,12 @@ class World:
 
 
 @contextmanager
-def world(folder: Path, *, trainers: int = 2, jobs_per_trainer: int = 3) -> Iterator[World]:
-    """Everything up. The bucket is on a small disk of its own, where the system allows a mount."""
+def world(folder: Path, *, has_small_disk: bool = False) -> Iterator[World]:
+    """Everything up. has_small_disk: for the bucket, where the system allows a mount."""
     data = folder / "s3"
     data.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "fedfa-test", str(data)]
-    mounted = subprocess.run(mount, capture_output=True, text=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "fedfa-test", str(data)]
+    mounted = subprocess.run(mount if has_small_disk else "false", capture_output=True, text=True)
     timeout = f"[{{rabbit, [{{consumer_timeout, {CONSUMER_TIMEOUT_SECONDS * 1000:.0f}}}, "
     advanced = timeout + "{channel_tick_interval, 2000}]}]."
     rabbit, s3 = RabbitMQ(folder / "rabbitmq", advanced=advanced), SeaweedFS(data)
@@ -199,19 +194,19 @@ def world(folder: Path, *, trainers: int = 2, jobs_per_trainer: int = 3) -> Iter
                 "FEDFA_S3_ACCESS_KEY": s3.access_key,
                 "FEDFA_S3_SECRET_KEY": s3.secret_key,
                 "FEDFA_TRAINER_JOURNAL": str(journal),
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             }
             with patch.dict(os.environ, environment):
                 stack = LocalStack(
                     folder,
-                    trainers=trainers,
-                    jobs_per_trainer=jobs_per_trainer,
+                    trainers=2,
+                    jobs_per_trainer=3,
                     lease_ttl_seconds=LEASE_SECONDS,
                     task_allow="tests.services.tasks",
                 )
             with stack:
                 store = S3Store(s3.settings())
-                trouble = mounted.stderr.strip()
+                trouble = "" if mounted.returncode == 0 else mounted.stderr.strip() or "not tried"
                 yield World(stack, rabbit, s3, amqp, http, store, journal, trouble)
     finally:
         s3.stop()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -32,7 +32,7 @@ from fedfa.ledger import Ledger
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.replay import Mismatch, verify
-from fedfa.spec import KeepBounded, Submitted, parse
+from fedfa.spec import KeepBounded, parse
 from fedfa.store import DirectoryStore
 from fedfa.tensors import canonical_json
 from fedfa_aggregator.collector import Tended, plan
@@ -348,7 +348,7 @@ def digest_of(text: str) -> str:
     ("fields", "complaint"),
     [
         ({"keep": "some"}, "retention: .*'all', 'bounded'"),
-        ({"keep_last": 5}, "keep says which one, and is missing"),
+        ({"keep_last": 5}, "'keep' says which one, and is missing"),
         ({"keep": "all", "keep_last": 5}, "retention.all.keep_last: no such field"),
         ({"keep": "bounded", "keep_last": 0}, "keep_last: .*greater than or equal to 1"),
         ({"keep": "bounded", "keep_every": -1}, "keep_every: .*greater than or equal to 0"),
@@ -506,7 +506,8 @@ def test_an_unborn_federation_loses_nothing(store: DirectoryStore) -> None:
 
 def test_of_two_initial_models_the_committed_one_stays(store: DirectoryStore) -> None:
     # given: version 0 is kept for ever, and two trainers made one
-    write_sample_run(store, retention={**BOUNDED, "keep_every": 20})
+    rarely = {"every_versions": 1000}
+    write_sample_run(store, retention={**BOUNDED, "keep_every": 20}, evaluation=rarely)
     orphan = keys.model(FED, 0, digest_of("another initialiser"))
     store.put(orphan, b"")
     # when
@@ -524,7 +525,7 @@ def test_a_federation_of_the_same_name_loses_nothing_to_the_old_ones_collector(
     before = manifests.submitted(store, FED)
     policy = before.spec.retention
     assert isinstance(policy, KeepBounded)
-    tended = Tended(Submitted(**{**dict(before), "uid": "f" * 32}, schema=1), policy)
+    tended = Tended(before.model_copy(update={"uid": "f" * 32}), policy)
     # when, then
     assert list(plan(store, tended, now=LATER)) == []
     assert tended.has_ended

@@ -26,6 +26,8 @@ from fedfa_aggregator.collector import Collector
 from fedfa_aggregator.service import Aggregator, run
 from fedfa_aggregator.settings import AggregatorSettings
 
+PUBLISH_SECONDS = 20.0  # then it is an outage, and nothing is held while it lasts
+
 
 def main() -> None:
     if "--version" in sys.argv:
@@ -55,9 +57,12 @@ def main() -> None:
         with Collector(store, on_end=consumer.stop) as collector:
             aggregator = Aggregator(
                 store,
-                lambda message, route, headers: publisher.publish(message, route, headers=headers),
+                lambda message, route, headers: publisher.publish(
+                    message, route, headers=headers, timeout_seconds=PUBLISH_SECONDS
+                ),
                 writer=writer,
                 tend=collector.tend,
+                beat=pulse.beat,
             )
             run(consumer, aggregator, store, pulse)
         consumer.close()

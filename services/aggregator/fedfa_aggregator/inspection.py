@@ -58,17 +58,13 @@ def update_of(message: UpdateReady, *, digest: str) -> Update:
     )
 
 
-def metadata_of(message: UpdateReady) -> dict[str, object]:
-    """What the update's file says about itself: every field of its message but key and digest."""
-    return message.model_dump(by_alias=True, exclude={"key", "digest"})
-
-
 def _download(
     store: ObjectStore, message: UpdateReady, template: Template, *, client: str
 ) -> bytes:
-    prefix = keys.updates_of(message.federation, message.slot, message.generation)
-    if not message.key.startswith(f"{prefix}{message.attempt}-"):
-        raise InvalidInput(f"key: {message.key:.200} is not of {prefix}{message.attempt}")
+    slot, generation, attempt = message.slot, message.generation, message.attempt
+    if not keys.is_update(message.key, message.federation, slot, generation, attempt):
+        prefix = keys.updates_of(message.federation, slot, generation)
+        raise InvalidInput(f"key: {message.key!r:.200} is not of {prefix}{attempt}")
     if message.client != client:
         raise InvalidInput(f"client: {message.client:.60}, the job is open for {client}")
     try:
@@ -83,7 +79,7 @@ def _check_identity(body: bytes, message: UpdateReady, digest: str, template: Te
     if message.digest is not None and message.digest != digest:
         raise InvalidInput(f"digest: the bytes hash to {digest}, the message says {message.digest}")
     header = read_header(body, max_header_bytes=max_update_header_bytes(template))
-    if header.metadata != metadata_of(message):
+    if header.metadata != message.metadata():
         raise InvalidInput("metadata: the file does not say what its message says")
 
 

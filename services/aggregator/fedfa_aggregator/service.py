@@ -10,10 +10,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from fedfa import keys, manifests
 from fedfa import ledger as ledgers
-from fedfa import manifests
 from fedfa.broker import Consumer, Delivery
-from fedfa.errors import Fenced, InvalidInput, InvalidMessage, NotFound, StoreUnavailable
+from fedfa.errors import (
+    Fenced,
+    InvalidInput,
+    InvalidMessage,
+    NotFound,
+    StoreUnavailable,
+    Unavailable,
+)
 from fedfa.failpoints import reach
 from fedfa.federation import (
     Abandoned,
@@ -40,7 +47,7 @@ from fedfa.retention import is_milestone
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensors import sha256
-from fedfa.topology import BROADCAST, DEAD, Route
+from fedfa.topology import BROADCAST, DEAD, Route, buried_because
 from fedfa_aggregator import metrics
 from fedfa_aggregator.inspection import fetch
 
@@ -80,8 +87,8 @@ class Batch:
 class Aggregator:
     """Serves any number of federations. Holds nothing that the bucket does not.
 
-    tend is told of every federation that is served, for its retention. clock gives unix seconds,
-    for the manifests' information only; monotonic times fencings.
+    tend is told of every federation that is served, for its retention; beat, of every message.
+    clock gives unix seconds, for the manifests' information only; monotonic times fencings.
     """
 
     def __init__(
@@ -91,11 +98,13 @@ class Aggregator:
         *,
         writer: str,
         tend: Callable[[Ledger], None] = lambda _: None,
+        beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._tend = tend
+        self._beat = beat
         self._publish = publish
         self._writer = writer
         self._clock = clock
@@ -106,8 +115,8 @@ class Aggregator:
     def serve(self, deliveries: Sequence[Delivery]) -> None:
         """Answer a backlog, federation by federation, each in order of arrival.
 
-        Raises StoreUnavailable, and Fenced at the second lost commit within a minute; what was
-        not acknowledged then comes again.
+        Raises Unavailable in an outage, and Fenced at the second lost commit within a minute;
+        what was not acknowledged then comes again.
         """
         reach("aggregator.received")
         mails: dict[str, deque[Mail]] = {}
@@ -163,6 +172,8 @@ class Aggregator:
             return
         if ledger is not None:
             self._ledgers[federation] = ledger
+            metrics.observe(batch.decisions)
+            self._log(ledger, batch)
             self._tend(ledger)
             reach("aggregator.committed")
             self._announce(ledger, batch)
@@ -176,6 +187,7 @@ class Aggregator:
     ) -> Ledger | None:
         """Decide mail into the batch. Returns the ledger to commit on (a birth commits itself)."""
         while queue and not batch.is_complete:
+            self._beat()
             mail = queue.popleft()
             try:
                 if ledger is None:
@@ -190,8 +202,8 @@ class Aggregator:
                 if batch.decisions or batch.answered:  # first answer what is decided already
                     queue.appendleft(mail)
                     return ledger
-                fresh = self._reload(federation, mail.message.uid)
-                if fresh is None or (ledger and fresh.head.digest == ledger.head.digest):
+                fresh = self._fresher(federation, ledger)
+                if fresh is None:
                     self._bury(mail.delivery, str(error))
                     continue
                 ledger, batch.replica = fresh, fresh.replica
@@ -230,7 +242,6 @@ class Aggregator:
         after, decisions = decided
         batch.replica = after
         batch.decisions.extend(decisions)
-        metrics.observe(decisions)
         state = after.federation.state
         batch.is_complete = (
             len(batch.decisions) >= federation.spec.limits.max_batch
@@ -273,8 +284,8 @@ class Aggregator:
             )
         if not isinstance(message, InitReady):
             raise Undecidable(f"{message.kind}: {federation} has no version 0 yet")
-        if not message.key.startswith(f"{federation}/models/0-"):
-            raise Undecidable(f"key: {message.key:.200} is not a version 0 of {federation}")
+        if message.key != keys.model(federation, 0, message.digest):
+            raise Undecidable(f"key: {message.key!r:.200} is not this version 0 of {federation}")
         try:
             body = self._store.get(message.key, max_bytes=ledgers.MAX_INITIAL_MODEL_BYTES)
             if sha256(body) != message.digest:
@@ -307,9 +318,19 @@ class Aggregator:
         ledger = self._ledgers.get(federation)
         if ledger is not None and ledger.submission.uid == uid:
             return ledger
-        return self._reload(federation, uid)  # unknown, or deleted and submitted again
+        return self._reload(federation)  # unknown, or deleted and submitted again
 
-    def _reload(self, federation: str, uid: str) -> Ledger | None:
+    def _fresher(self, federation: str, ledger: Ledger | None) -> Ledger | None:
+        """What the bucket shows now, or None where this view did not lag."""
+        try:
+            fresh = self._reload(federation)
+        except Undecidable as error:
+            logger.error("trouble with the bucket", extra={"reason": str(error)})
+            return None
+        is_same = fresh is None or (ledger and fresh.head.digest == ledger.head.digest)
+        return None if is_same else fresh
+
+    def _reload(self, federation: str) -> Ledger | None:
         self._ledgers.pop(federation, None)
         try:
             ledger = ledgers.load(self._store, self._submission(federation))
@@ -324,6 +345,19 @@ class Aggregator:
             return manifests.submitted(self._store, federation)
         except NotFound:
             raise Undecidable(f"federation {federation}: no such spec.json in the bucket") from None
+
+    def _log(self, ledger: Ledger, batch: Batch) -> None:
+        if not (batch.decisions or ledger.head.manifest.n == manifests.FIRST):
+            return
+        manifest = ledger.head.manifest
+        extra = {
+            "federation": manifest.federation,
+            "n": manifest.n,
+            "version": manifest.state.version,
+            "status": manifest.state.status,
+            "outcomes": [decision.event.outcome for decision in batch.decisions],
+        }
+        logger.info("committed", extra=extra)
 
     def _announce(self, ledger: Ledger, batch: Batch) -> None:
         """Tell everybody, also on duplicates: whoever missed it the first time hears it now."""
@@ -347,7 +381,7 @@ class Aggregator:
     def _bury(self, delivery: Delivery, reason: str) -> None:
         logger.warning("dead-lettered", extra={"reason": reason})
         metrics.dead_letters.inc()
-        self._publish(delivery.body, DEAD, {"fedfa-reason": reason[:1000]})
+        self._publish(delivery.body, DEAD, buried_because(reason))
         delivery.ack()
 
     def _fenced(self, error: Fenced) -> None:
@@ -373,15 +407,15 @@ def run(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Serve until the consumer is stopped. No delivery is held while the store is out."""
+    """Serve until the consumer is stopped. No delivery is held during an outage."""
     for delivery in consumer:
         pulse.beat()
         if delivery is None:
             continue
         try:
             aggregator.serve([delivery, *consumer.ready()])
-        except StoreUnavailable as error:
-            logger.warning("the store is out", extra={"reason": str(error)})
+        except Unavailable as error:
+            logger.warning("an outage", extra={"reason": str(error)})
             consumer.suspend()
             aggregator.forget()
             _await_store(consumer, store, pulse, sleep)

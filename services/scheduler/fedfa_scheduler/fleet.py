@@ -13,19 +13,18 @@ from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
 from fedfa.messages import (
     AbandonJob,
-    EvalJob,
-    InitModel,
     JobFacts,
     JobFailed,
     JobReleased,
+    Order,
     StopFederation,
-    TrainJob,
     UpdateReady,
+    Work,
 )
 from fedfa.spec import Submitted
 from fedfa.topology import UPDATES, Route, jobs
-from fedfa_scheduler.known import Known, Order, abandon, order, stop_of
-from fedfa_scheduler.leases import Attempts, Lease, Task, Work
+from fedfa_scheduler.known import Known, abandon, order, stop_of
+from fedfa_scheduler.leases import Attempts, Lease, Task
 
 STOP_REPEAT_SECONDS = 5.0
 RECENT_LEASES = 3  # a trainer that was silent for so many lease_ttl may be gone
@@ -284,7 +283,7 @@ class Fleet:
         lease = self._lease(message.federation, work)
         if lease is None:
             return
-        if isinstance(message, TrainJob | EvalJob | InitModel):
+        if isinstance(message, Order):
             lease.published(message.attempt, now)
         else:
             lease.sent(now)

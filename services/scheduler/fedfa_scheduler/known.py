@@ -6,11 +6,9 @@ from fedfa.delays import delay_seconds
 from fedfa.federation import Federation, is_evaluation_due
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
-from fedfa.messages import AbandonJob, EvalJob, InitModel, StopFederation, TrainJob
+from fedfa.messages import AbandonJob, EvalJob, InitModel, Order, StopFederation, TrainJob, Work
 from fedfa.spec import Submitted
-from fedfa_scheduler.leases import Lease, Work
-
-Order = TrainJob | EvalJob | InitModel
+from fedfa_scheduler.leases import Lease
 
 
 @dataclass(slots=True)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedfa.manifests import ModelRef
-from fedfa.messages import JobFacts, JobFailed, JobReleased, UpdateReady
+from fedfa.messages import JobFacts, JobFailed, JobReleased, UpdateReady, Work
 
-Work = tuple[str, str, int, int]  # JobFacts.work
 Task = Literal["train", "evaluate", "init"]
 Stage = Literal["owed", "queued", "claimed", "delivered", "given_up"]
 

@@ -25,20 +25,27 @@ from fedfa.manifests import Manifest
 from fedfa.messages import (
     AbandonJob,
     AnyMessage,
-    EvalJob,
     EvalReady,
-    InitModel,
     JobFacts,
     JobFailed,
     JobReleased,
     ModelReady,
+    Order,
     RollCall,
     StartFederation,
-    TrainJob,
 )
 from fedfa.observability import Answer, Pulse
 from fedfa.store import ObjectStore
-from fedfa.topology import BROADCAST, DEAD, DEAD_QUEUE, EVENTS_QUEUE, Route, jobs_queue
+from fedfa.submission import ID
+from fedfa.topology import (
+    BROADCAST,
+    DEAD,
+    DEAD_QUEUE,
+    EVENTS_QUEUE,
+    Route,
+    buried_because,
+    jobs_queue,
+)
 from fedfa_scheduler import bucket, metrics, status
 from fedfa_scheduler.fleet import Action, FindModel, Fleet, Look, RecordFailure, Send
 from fedfa_scheduler.known import Known
@@ -136,9 +143,8 @@ class Scheduler:
 
     def _bury(self, delivery: Delivery, error: InvalidMessage) -> None:
         logger.warning("dead-lettered", extra={"reason": str(error)})
-        reason = {"fedfa-reason": str(error)[:1000]}
         self._publisher.publish(
-            delivery.body, DEAD, headers=reason, timeout_seconds=PUBLISH_SECONDS
+            delivery.body, DEAD, headers=buried_because(str(error)), timeout_seconds=PUBLISH_SECONDS
         )
         delivery.ack()
 
@@ -191,7 +197,7 @@ class Scheduler:
         now = self._clock()
         self._reconcile_at = now + self._settings.reconcile_interval_seconds
         if now >= self._discover_at:
-            for federation in self._store.folders():
+            for federation in filter(ID.fullmatch, self._store.folders()):
                 if federation not in self._fleet.federations:
                     self._meet(federation)
             self._discover_at = now + self._settings.discover_interval_seconds
@@ -275,7 +281,7 @@ class Scheduler:
                 self._publish(action.message, action.route)
                 reach("scheduler.published")
                 self._fleet.done(action, self._clock())
-                if isinstance(action.message, TrainJob | EvalJob | InitModel):
+                if isinstance(action.message, Order):
                     metrics.jobs_published.inc()
                 logger.info("sent", extra=_fields(action.message))
             case Look():

@@ -9,13 +9,20 @@ from typing import Any, Literal, TypeVar, get_args
 
 from fedfa.errors import Cancelled
 from fedfa.manifests import Manifest
-from fedfa.messages import EvalJob, InitModel, JobFacts, JobStarted, ModelReady, TrainJob
+from fedfa.messages import (
+    EvalJob,
+    InitModel,
+    JobFacts,
+    JobStarted,
+    ModelReady,
+    Order,
+    TrainJob,
+    Work,
+)
 from fedfa_trainer.runtime import THREADS, Runtime
 
-Order = TrainJob | EvalJob | InitModel
 Phase = Literal["waiting", "training", "delaying", "delivering"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-Work = tuple[str, str, int, int]
 F = TypeVar("F", bound=JobFacts)
 
 

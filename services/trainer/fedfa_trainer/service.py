@@ -17,14 +17,16 @@ from fedfa.messages import (
     JobHeartbeat,
     JobStarted,
     ModelReady,
+    Order,
     RollCall,
     TrainJob,
+    Work,
 )
 from fedfa.observability import Answer, Pulse
-from fedfa.topology import BROADCAST_QUEUE, DEAD, EVENTS, Queue, jobs_queue
+from fedfa.topology import BROADCAST_QUEUE, DEAD, EVENTS, Queue, buried_because, jobs_queue
 from fedfa_trainer import metrics
 from fedfa_trainer.bucket import Bucket
-from fedfa_trainer.held import PHASES, Held, Order, Work
+from fedfa_trainer.held import PHASES, Held
 from fedfa_trainer.outcome import RELEASE_TIMEOUT_SECONDS, carry_out, claim, hand_back
 from fedfa_trainer.runtime import THREADS, Runtime
 from fedfa_trainer.settings import TrainerSettings
@@ -139,8 +141,7 @@ class Trainer:
             self._start("refuse", self._bury, delivery, reason)
 
     def _bury(self, delivery: Delivery, reason: str) -> None:
-        headers = {"fedfa-reason": reason[:1000]}
-        self._publisher.publish(delivery.body, DEAD, headers=headers)
+        self._publisher.publish(delivery.body, DEAD, headers=buried_because(reason))
         delivery.ack()
 
     def _accept(self, order: Order, delivery: Delivery) -> None:

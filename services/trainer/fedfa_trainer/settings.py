@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedfa.settings import ServiceSettings
 
-_POOL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_POOL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
 
 class TrainerSettings(ServiceSettings):

@@ -154,7 +154,7 @@ class Worker:
             train_seconds=finished.train_seconds,
             delay_seconds=job.delay_seconds,
         )
-        body = encode(result.update, draft.model_dump(by_alias=True, exclude={"key", "digest"}))
+        body = encode(result.update, draft.metadata())
         digest = sha256(body)
         key = keys.update(job.federation, job.slot, job.generation, draft.attempt, digest)
         update = draft.model_copy(update={"key": key, "digest": digest})
@@ -212,6 +212,7 @@ class Worker:
         birth, model = self._create(held)
         reach("trainer.initialised")
         body = encode(model, ledger.birth_metadata(birth))
+        ledger.birth_from(body)  # what an aggregator would refuse is this task's failure
         digest = sha256(body)
         key = keys.model(order.federation, 0, digest)
         self._bucket.upload(held, key, body)

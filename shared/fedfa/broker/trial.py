@@ -23,8 +23,8 @@ def use(settings: BrokerSettings) -> int:
     arguments = QUORUM | {
         "x-expires": LEFT_BEHIND_MS,
         # Whatever a policy says, nothing of this goes to the dead letters.
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": f"{name}.nowhere",
+        "x-dead-letter-exchange": name,
+        "x-dead-letter-routing-key": "nowhere",
     }
     with (
         visit(settings, "doctor") as (connection, channel),
