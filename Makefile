@@ -31,20 +31,20 @@ demo: setup  ## train the digits federation on a real broker and a real bucket, 
 test: setup  ## every test, on a real RabbitMQ and a real S3 server
 	$(BIN)/python -m pytest
 
-test-fast: setup  ## the tests that need no server
+test-fast: $(VENV)/.installed  ## the tests that need no server
 	$(BIN)/python -m pytest -m "not services"
 
 test-rabbit4: setup  ## the tests with servers, on RabbitMQ 4 in a Debian 13 root; as root
 	tests/rabbitmq4-root.sh $(RABBITMQ4_ROOT)
 	FEDFA_RABBITMQ_ROOT=$(RABBITMQ4_ROOT) $(BIN)/python -m pytest tests/services
 
-check: setup  ## format, lint, types, import rules
+check: $(VENV)/.installed  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup
+format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

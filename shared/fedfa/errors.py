@@ -1,4 +1,4 @@
-"""Every error of FedFa, and its fate.
+"""Every error that crosses a module's edge, and its fate.
 
 FedfaError
 |-- InvalidInput           reject: a value from outside is wrong; the text says what to change

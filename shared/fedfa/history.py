@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedfa import keys, manifests
+from fedfa.complaints import describe
 from fedfa.errors import InvalidInput, NotFound
 from fedfa.federation import Abandoned, Event, Merged, PoolChanged, Rejected, State, Stopped
 from fedfa.manifests import Manifest, ModelRef
-from fedfa.spec import Submitted, describe
+from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.submission import submitted
 

@@ -19,13 +19,16 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 from pythonjsonlogger.json import JsonFormatter
 
+from fedfa import __version__
 from fedfa.errors import FedfaError, Misconfigured
+from fedfa.settings import BrokerSettings, ServiceSettings, StoreSettings
 
 EXIT_MISCONFIGURED = 64  # EX_USAGE: change the settings
 EXIT_FENCED = 70  # EX_SOFTWARE: another writer holds the federations; let Kubernetes back off
 LIVENESS_SECONDS = 120.0
 
 S = TypeVar("S", bound=BaseSettings)
+Own = TypeVar("Own", bound=ServiceSettings)
 Answer = tuple[int, Any]  # HTTP status, JSON value
 Route = Callable[[], Answer]
 
@@ -113,6 +116,17 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
 class _SilentHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not worth a log line."""
+
+
+def begin(service: str, kind: type[Own]) -> tuple[Own, BrokerSettings, StoreSettings]:
+    """How every service starts: --version, its settings, its log. May end the process."""
+    if "--version" in sys.argv:
+        print(f"fedfa-{service} {__version__}")
+        raise SystemExit(0)
+    settings = settings_or_exit(kind)
+    broker, store = settings_or_exit(BrokerSettings), settings_or_exit(StoreSettings)
+    configure_logging(service, level=settings.log_level, as_json=settings.log_json)
+    return settings, broker, store
 
 
 def settings_or_exit(kind: type[S]) -> S:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedfa.complaints import describe
 from fedfa.errors import InvalidSpec
 from fedfa.messages import FederationId, Uid
 
@@ -263,14 +264,15 @@ def load(path: Path, *, assignments: Sequence[str] = ()) -> FederationSpec:
     assignments change or add fields before the check, as in "rule.server_lr=2.0".
     """
     try:
-        fields = yaml.safe_load(path.read_text("utf-8"))
-        for assignment in assignments:
-            _assign(fields, assignment)
+        fields = _read(path.read_text("utf-8"))
     except FileNotFoundError:
         raise InvalidSpec(f"{path}: no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise InvalidSpec(f"{path}: cannot be read as YAML: {reason}") from error
+    if isinstance(fields, dict):  # otherwise the file is wrong, and no assignment mends it
+        for assignment in assignments:
+            _assign(fields, assignment)
     return parse(fields, source=str(path))
 
 
@@ -283,7 +285,32 @@ def _assign(fields: Any, assignment: str) -> None:
         fields = fields[section] if isinstance(fields, dict) else None
     if not equals or not last or not isinstance(fields, dict):
         raise InvalidSpec(f"{assignment!r}: sets no field; write it as in rule.server_lr=2.0")
-    fields[last] = yaml.safe_load(text)
+    try:
+        fields[last] = _read(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise InvalidSpec(f"{assignment!r}: its value cannot be read as YAML: {reason}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 def parse(fields: Any, *, source: str = "spec") -> FederationSpec:
@@ -291,19 +318,4 @@ def parse(fields: Any, *, source: str = "spec") -> FederationSpec:
     try:
         return FederationSpec.model_validate(fields)
     except ValidationError as error:
-        raise InvalidSpec(f"{source}: {describe(error)}") from error
-
-
-def describe(error: ValidationError) -> str:
-    """One line for a person: each field, what is wrong with it, and the value it had."""
-    problems = []
-    for problem in error.errors(include_url=False):
-        where = ".".join(str(part) for part in problem["loc"])
-        text = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            text = "no such field"
-        if problem["type"] == "union_tag_not_found":
-            text = f"{problem['ctx']['discriminator']} says which one, and is missing"
-        shown = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r:.80})"
-        problems.append(f"{where}: {text}{shown}" if where else text)
-    return "; ".join(problems)
+        raise InvalidSpec(f"{source}: {describe(error, FederationSpec)}") from error

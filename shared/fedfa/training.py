@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedfa import modules
 from fedfa.errors import Cancelled, InvalidData, InvalidSpec
+from fedfa.merge import rule_of
 from fedfa.spec import AdamW, FederationSpec, LocalTraining, OptimizerChoice
 from fedfa.tasks.base import Batch, Task
 from fedfa.tensors import FlatModel
@@ -49,8 +50,8 @@ def local_update(
 ) -> LocalResult:
     """Train `module` from `base` on one client's shard.
 
-    The module is overwritten. For fedfa-delta the update's parameters are w_end - w_base, for
-    fedfa-param w_end; buffers and integers are always values. Raises Cancelled as soon as
+    The module is overwritten. Under a rule of deltas the update's parameters are w_end -
+    w_base, else w_end; buffers and integers are always values. Raises Cancelled as soon as
     should_stop() says so, which is asked before each batch.
     """
     shard = task.shard(client)
@@ -65,7 +66,7 @@ def local_update(
             task, module, shard, _passes(examples, spec.local, generator), spec, device, should_stop
         )
     end = modules.read(module, base.template)
-    if spec.rule.name == "fedfa-delta":
+    if rule_of(spec.rule).sends == "deltas":
         num_parameters = base.template.num_parameters
         end.floats[:num_parameters] -= base.floats[:num_parameters]
     return LocalResult(end, len(examples), num_steps, loss)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedfa import doctor, topology
+from fedfa import doctor
 from fedfa.broker import Consumer, Delivery, Publisher, opened, trial
 from fedfa.errors import BrokerUnavailable
 from fedfa.local.processes import ServerProcess, accepts, free_port
@@ -70,11 +70,24 @@ def listed(environment: dict[str, str]) -> Any:
 
 
 def take(settings: BrokerSettings, queue: Queue) -> Delivery:
-    consumer = Consumer(settings, [(queue, 1)], name="test")
-    delivery: Delivery = wait_for(consumer.ready)[0]
-    delivery.ack()
+    """Take everything out of a queue; returns the first message."""
+    consumer = Consumer(settings, [(queue, 100)], name="test")
+    deliveries: list[Delivery] = wait_for(consumer.ready)
+    for delivery in deliveries:
+        delivery.ack()
     consumer.close()
-    return delivery
+    return deliveries[0]
+
+
+def leave(settings: BrokerSettings, queue: Queue, *, times: int) -> None:
+    """Consume a queue's message and give it back, as the aggregator does in an outage."""
+    consumer = Consumer(settings, [(queue, 1)], name="test")
+    for _ in range(times):
+        wait_for(consumer.ready)
+        consumer.suspend()
+        wait_for(lambda: not consumer.is_consuming)
+        consumer.unsuspend()
+    consumer.close()
 
 
 def test_list_says_what_each_letter_is_and_how_old(
@@ -162,9 +175,7 @@ def test_a_letter_whose_replay_is_not_confirmed_stays(
     assert done.returncode == 2
     assert "takes no message" in done.stderr
     assert [each["kind"] for each in listed(environment)] == ["UpdateReady"]
-    with opened(broker_settings, UPDATES_QUEUE.name) as fillers:
-        for filler in fillers:
-            filler.ack()
+    take(broker_settings, UPDATES_QUEUE)
 
 
 def test_drop_takes_one_letter_or_all(environment: dict[str, str], publisher: Publisher) -> None:
@@ -178,18 +189,25 @@ def test_drop_takes_one_letter_or_all(environment: dict[str, str], publisher: Pu
     assert fedfa(environment, "dlq", "list").stdout == "no dead letters\n"
 
 
-@pytest.mark.parametrize("queue", [UPDATES_QUEUE, DEAD_QUEUE, topology.jobs_queue("default")])
-def test_no_number_of_deliveries_drops_a_message(
-    queue: Queue, publisher: Publisher, broker_settings: BrokerSettings
+def test_no_number_of_looks_at_a_dead_letter_drops_it(
+    publisher: Publisher, broker_settings: BrokerSettings
 ) -> None:
     # given: RabbitMQ 4 drops a message at its 21st delivery by default
-    publisher.publish(UPDATE, queue.route)
-    # when it is looked at and not acknowledged, as often as a trial does
+    bury(publisher, UPDATE)
+    # when
     for _ in range(trial.NUM_DELIVERIES):
-        with opened(broker_settings, queue.name) as letters:
+        with opened(broker_settings, DEAD_QUEUE.name) as letters:
             assert len(letters) == 1
     # then
-    assert take(broker_settings, queue).message() == UPDATE
+    assert take(broker_settings, DEAD_QUEUE).message() == UPDATE
+
+
+def test_no_number_of_outages_drops_an_update(
+    publisher: Publisher, broker_settings: BrokerSettings
+) -> None:
+    publisher.publish(UPDATE, UPDATES)
+    leave(broker_settings, UPDATES_QUEUE, times=trial.NUM_DELIVERIES)
+    assert take(broker_settings, UPDATES_QUEUE).message() == UPDATE
 
 
 def test_with_the_policy_what_is_delivered_too_often_becomes_a_dead_letter(
@@ -206,9 +224,7 @@ def test_with_the_policy_what_is_delivered_too_often_becomes_a_dead_letter(
     rabbit.ctl("set_policy", "-p", vhost, "fedfa", doctor.POLICY_PATTERN, policy)
     try:
         # when
-        for _ in range(4):
-            with opened(broker_settings, UPDATES_QUEUE.name) as letters:
-                assert len(letters) == 1
+        leave(broker_settings, UPDATES_QUEUE, times=4)
         # then
         wait_for(lambda: publisher.counts(DEAD_QUEUE.name)[0])
     finally:

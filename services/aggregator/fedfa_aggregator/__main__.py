@@ -3,24 +3,21 @@
 import os
 import signal
 import socket
-import sys
 import time
 import uuid
 
-from fedfa import __version__, conformance
+from fedfa import conformance
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import FedfaError, Fenced
 from fedfa.observability import (
     EXIT_FENCED,
     Pulse,
-    configure_logging,
+    begin,
     end,
     ready,
     serve_http,
-    settings_or_exit,
 )
 from fedfa.s3 import S3Store
-from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.topology import UPDATES_QUEUE
 from fedfa_aggregator.collector import Collector
 from fedfa_aggregator.service import Aggregator, run
@@ -30,13 +27,7 @@ PUBLISH_SECONDS = 20.0  # then it is an outage, and nothing is held while it las
 
 
 def main() -> None:
-    if "--version" in sys.argv:
-        print(f"fedfa-aggregator {__version__}")
-        return
-    settings = settings_or_exit(AggregatorSettings)
-    broker_settings = settings_or_exit(BrokerSettings)
-    store_settings = settings_or_exit(StoreSettings)
-    configure_logging("aggregator", level=settings.log_level, as_json=settings.log_json)
+    settings, broker_settings, store_settings = begin("aggregator", AggregatorSettings)
     writer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         store = S3Store(store_settings)

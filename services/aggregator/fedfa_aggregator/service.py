@@ -14,6 +14,7 @@ from fedfa import keys, manifests
 from fedfa import ledger as ledgers
 from fedfa.broker import Consumer, Delivery
 from fedfa.errors import (
+    FedfaError,
     Fenced,
     InvalidInput,
     InvalidMessage,
@@ -58,11 +59,11 @@ Decidable = UpdateReady | AbandonJob | StopFederation
 FENCED_AGAIN_SECONDS = 60.0
 
 
-class Undecidable(Exception):
+class Undecidable(FedfaError):
     """Raised when a message can never be decided; its text goes to the dead-letter queue."""
 
 
-class Ahead(Exception):
+class Ahead(FedfaError):
     """Raised when a message knows more than this view of its federation."""
 
 

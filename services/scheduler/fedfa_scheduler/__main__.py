@@ -2,22 +2,18 @@
 
 import secrets
 import signal
-import sys
 import time
 
-from fedfa import __version__
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import FedfaError
 from fedfa.observability import (
     Pulse,
-    configure_logging,
+    begin,
     end,
     ready,
     serve_http,
-    settings_or_exit,
 )
 from fedfa.s3 import S3Store
-from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.topology import BROADCAST_QUEUE, EVENTS_QUEUE
 from fedfa_scheduler.fleet import Fleet
 from fedfa_scheduler.leases import Attempts
@@ -29,13 +25,7 @@ OUTAGE_SECONDS = 5.0  # the loop itself tries again, and must go on listening
 
 
 def main() -> None:
-    if "--version" in sys.argv:
-        print(f"fedfa-scheduler {__version__}")
-        return
-    settings = settings_or_exit(SchedulerSettings)
-    broker_settings = settings_or_exit(BrokerSettings)
-    store_settings = settings_or_exit(StoreSettings)
-    configure_logging("scheduler", level=settings.log_level, as_json=settings.log_json)
+    settings, broker_settings, store_settings = begin("scheduler", SchedulerSettings)
     outage_seconds = min(OUTAGE_SECONDS, store_settings.outage_seconds)
     reconnect_seconds = min(broker_settings.reconnect_max_seconds, settings.lease_ttl_seconds / 3)
     broker_settings = broker_settings.model_copy(

@@ -8,12 +8,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedfa import keys, manifests
+from fedfa.complaints import describe
 from fedfa.errors import InvalidInput, NotFound
 from fedfa.federation import Federation
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest
 from fedfa.messages import UpdateReady
-from fedfa.spec import Submitted, describe
+from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensors import MAX_HEADER_BYTES, canonical_json, read_header
 

@@ -3,21 +3,18 @@
 import logging
 import os
 import signal
-import sys
 from types import FrameType
 
 import torch
 
-from fedfa import __version__
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import FedfaError
 from fedfa.observability import (
     EXIT_MISCONFIGURED,
-    configure_logging,
+    begin,
     end,
     ready,
     serve_http,
-    settings_or_exit,
 )
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
@@ -34,13 +31,7 @@ FLUSH_SECONDS = 1.0
 
 
 def main() -> None:
-    if "--version" in sys.argv:
-        print(f"fedfa-trainer {__version__}")
-        return
-    settings = settings_or_exit(TrainerSettings)
-    broker_settings = settings_or_exit(BrokerSettings)
-    store_settings = settings_or_exit(StoreSettings)
-    configure_logging("trainer", level=settings.log_level, as_json=settings.log_json)
+    settings, broker_settings, store_settings = begin("trainer", TrainerSettings)
     if settings.trainer_torch_threads is not None:
         torch.set_num_threads(settings.trainer_torch_threads)
     status = 0

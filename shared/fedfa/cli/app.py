@@ -18,7 +18,6 @@ from fedfa.errors import FedfaError
 from fedfa.spec import FederationSpec
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     no_args_is_help=True,

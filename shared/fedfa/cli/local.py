@@ -85,7 +85,7 @@ def run(
                 _stay(stack)
     except KeyboardInterrupt:
         console.error(f"{federation}: interrupted; all processes are stopped")
-        raise typer.Exit(130) from None
+        raise typer.Exit(console.EXIT_INTERRUPTED) from None
     raise typer.Exit(code)
 
 

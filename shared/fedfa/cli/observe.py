@@ -61,7 +61,7 @@ def watch(id: Id, json: Json = False) -> None:
         history = follow_as_json(reader) if json else follow(reader)
     except KeyboardInterrupt:
         console.err.print(f"{id} goes on; `fedfa stop {id}` ends it")
-        raise typer.Exit(130) from None
+        raise typer.Exit(console.EXIT_INTERRUPTED) from None
     raise typer.Exit(exit_code(history))
 
 

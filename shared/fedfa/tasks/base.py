@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from fedfa import spec as specs
+from fedfa.complaints import describe
 from fedfa.errors import InvalidData, InvalidSpec, UnknownTask
 from fedfa.partition import split
 from fedfa.randomness import prf
@@ -122,10 +123,7 @@ def options(spec: FederationSpec, schema: type[Options]) -> Options:
     try:
         return schema.model_validate(spec.task.options)
     except ValidationError as error:
-        raise InvalidSpec(
-            f"task.options of {spec.task.name}: {specs.describe(error)}; "
-            f"there are: {', '.join(schema.model_fields)}"
-        ) from error
+        raise InvalidSpec(f"task.options of {spec.task.name}: {describe(error, schema)}") from error
 
 
 def task_names() -> list[str]:
