@@ -41,7 +41,8 @@ def _problem(problem: Any, model: type[BaseModel] | None) -> str:
         path, value = [*path, context["discriminator"].strip("'")], context["tag"]
         text = f"there are: {context['expected_tags']}"
     elif kind == "union_tag_not_found":
-        text = f"{context['discriminator']} says which one, and is missing"
+        tags = sorted(str(tag) for section in at for tag in _tags(section))
+        text = f"{context['discriminator']} says which one{_listed(tags)}, and is missing"
     elif kind in NOT_A_SECTION:
         text = f"must be a mapping of fields{_fields(at)}"
     where = ".".join(path)
@@ -82,6 +83,10 @@ def _tags(section: type[BaseModel]) -> set[Any]:
 def _fields(sections: Sections) -> str:
     names = dict.fromkeys(name for section in sections for name in section.model_fields)
     return f"; there are: {', '.join(names)}" if names else ""
+
+
+def _listed(names: list[str]) -> str:
+    return f" of {', '.join(names)}" if names else ""
 
 
 def _short(value: Any) -> str:

@@ -14,6 +14,7 @@ FedfaError
 |-- NotFound               the object does not exist (the store said so: 404)
 |-- AlreadyExists          a create-once object is there already
 |-- Fenced                 another writer committed this manifest: reload and decide again
+|-- Mismatch               a log does not replay to what it records (fedfa.replay)
 |-- Cancelled              the job was closed or handed to a newer attempt: drop the work
 `-- Misconfigured          die: wrong settings, permissions or store; a restart will not help
 """

@@ -20,12 +20,18 @@ def new_id(stem: str) -> str:
     return f"{readable}-{secrets.token_hex(2)}"
 
 
-def submit(store: ObjectStore, spec: FederationSpec, federation: str) -> Submitted:
-    """Create spec.json. Raises InvalidSpec when the id is malformed or taken."""
+def check_id(federation: str) -> str:
+    """The id itself, or InvalidSpec when it is malformed."""
     if not ID.fullmatch(federation):
         raise InvalidSpec(
-            f"id: {federation!r} is not one; use up to 63 of a-z, 0-9 and -, no - in front"
+            f"id: {federation!r:.100} is not one; use up to 63 of a-z, 0-9 and -, no - in front"
         )
+    return federation
+
+
+def submit(store: ObjectStore, spec: FederationSpec, federation: str) -> Submitted:
+    """Create spec.json. Raises InvalidSpec when the id is malformed or taken."""
+    check_id(federation)
     submission = Submitted(
         federation=federation, uid=secrets.token_hex(16), created_at=time.time(), spec=spec
     )
@@ -58,7 +64,7 @@ def request_stop(store: ObjectStore, federation: str, reason: str) -> Submitted:
 def submitted(store: ObjectStore, federation: str) -> Submitted:
     """The federation as submitted, or NotFound with where to look."""
     try:
-        return manifests.submitted(store, federation)
+        return manifests.submitted(store, check_id(federation))
     except NotFound as error:
         raise NotFound(
             f"{federation}: no such federation in {store.name}; `fedfa status` lists them"

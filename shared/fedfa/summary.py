@@ -74,7 +74,7 @@ def summarize(history: History, *, now: float) -> Summary:
     return Summary(
         federation=history.submission.federation,
         status=state.status if state else "waiting",
-        reason=state.reason if state else "for its first model; a trainer creates it",
+        reason=state.reason if state else f"for a trainer with the task {spec.task.name}",
         seconds=seconds,
         version=version,
         final_version=state.final_version if state else None,

@@ -127,6 +127,10 @@ def test_a_missing_file_a_wrong_digest_and_a_wrong_client_are_rejected(driver: D
     )
     driver.hear(lambda ready: ready.n == 4)
     assert "key" in driver.last_event().reason
+    traversal = f"{driver.name}/updates/0-5/{ATTEMPT}-/../../models/0-x.safetensors"
+    driver.send(driver.finish_job(5).model_copy(update={"key": traversal}))
+    driver.hear(lambda ready: ready.n == 5)
+    assert "key" in driver.last_event().reason
 
 
 def test_an_announcement_without_digest_is_merged_with_the_full_one(driver: Driver) -> None:

@@ -33,6 +33,8 @@ from tests.services.faults import (
     world,
 )
 
+TRAINERS = ("trainer-1", "trainer-2")
+WAITS = "the work waits for the store"
 LONG_DELAY = {"distribution": "pareto", "shape": 100, "unit_seconds": 20.0}  # 20 to 21 seconds
 
 
@@ -246,12 +248,17 @@ def test_a_full_disk_only_delays(here: World) -> None:
     )
     name = here.running("disk-full")
     filler = here.disk / "filler"
-    start = here.log_size("aggregator")
-    with filler.open("wb") as file, suppress(OSError):  # until no space is left
-        while True:
-            file.write(bytes(65_536))
-    wait_for(lambda: "the store is out" in here.log("aggregator", start=start), seconds=60)
-    filler.unlink()
+    starts = {trainer: here.log_size(trainer) for trainer in TRAINERS}
+    try:
+        with filler.open("wb") as file, suppress(OSError):  # until no space is left
+            while True:
+                file.write(bytes(65_536))
+        wait_for(
+            lambda: all(WAITS in here.log(trainer, start=starts[trainer]) for trainer in TRAINERS),
+            seconds=60,
+        )
+    finally:
+        filler.unlink()
     here.goes_on(name)
     here.stops_and_verifies(name)
 

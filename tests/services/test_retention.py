@@ -11,6 +11,7 @@ import pytest
 
 from fedfa import keys, manifests, retention
 from fedfa.failpoints import VARIABLE
+from fedfa.manifests import Manifest
 from fedfa.replay import Verified, verify
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
@@ -31,10 +32,17 @@ def driver(broker_settings: BrokerSettings, store: S3Store) -> Iterator[Driver]:
         yield driver
 
 
-def bear(driver: Driver, *, min_age_seconds: float = 0.0, **fields: Any) -> None:
+def bear(
+    driver: Driver,
+    *,
+    window: int = WINDOW,
+    max_batch: int = 1,
+    min_age_seconds: float = 0.0,
+    **fields: Any,
+) -> None:
     driver.bear(
-        rule={"name": "fedfa-delta", "window": WINDOW},
-        limits={"max_batch": 1},  # every version has a model, so the bounds are exact
+        rule={"name": "fedfa-delta", "window": window},
+        limits={"max_batch": max_batch},  # with 1 every version has a model
         evaluation={"every_versions": 1000},
         retention={
             "keep": "bounded",
@@ -49,17 +57,24 @@ def bear(driver: Driver, *, min_age_seconds: float = 0.0, **fields: Any) -> None
 
 
 def merge(driver: Driver, updates: int) -> None:
-    """Three jobs at a time; now and then a file that loses: a second attempt's, a rejected one."""
-    done = driver.state().num_merged
-    for first in range(done, done + updates, SLOTS):
-        numbers = range(first, min(first + SLOTS, done + updates))
+    """Three jobs at a time; now and then a file that nobody announces."""
+    goal = driver.state().num_merged + updates
+    while (head := newest(driver)).state.num_merged < goal:
+        done = head.state.num_merged
+        numbers = range(done, min(done + SLOTS, goal))
         finished = [driver.finish_job(number + 1, slot=number % SLOTS) for number in numbers]
-        if first % 4 == 0:
-            driver.finish_job(10_000 + first, slot=first % SLOTS)  # never announced
+        if done % 4 == 0:
+            driver.finish_job(10_000 + done, slot=done % SLOTS)
         for message in finished:
             driver.send(message)
-        last = keys.manifest(driver.name, numbers[-1] + 1)  # one update each
-        wait_for(lambda key=last: driver.store.exists(key), seconds=60)
+        wait_for(lambda n=head.n + 1: driver.store.exists(keys.manifest(driver.name, n)))
+        wait_for(lambda n=numbers[-1] + 1: driver.state().num_merged >= n, seconds=60)
+
+
+def newest(driver: Driver) -> Manifest:
+    head = manifests.newest(driver.store, driver.name)
+    assert head is not None
+    return head.manifest
 
 
 def counts(driver: Driver) -> tuple[int, int]:
@@ -180,23 +195,23 @@ def test_a_writer_that_stalled_before_its_commit_wakes_up_and_harms_nothing(
 ) -> None:
     # given: the first aggregator stops itself between a model and its manifest
     monkeypatch.setenv("FEDFA_AMQP_HEARTBEAT_SECONDS", "5")
-    monkeypatch.setenv(VARIABLE, "commit.model_put@11=stop")
+    monkeypatch.setenv(VARIABLE, "commit.model_put=stop")
     first = start_aggregator(broker_settings, store_settings, tmp_path, "first")
     monkeypatch.delenv(VARIABLE)
     try:
-        bear(driver)
-        merge(driver, 12)  # ten versions
-        stalled = driver.finish_job(100, slot=0)
-        driver.send(stalled)
+        bear(driver, window=1, max_batch=2)
+        driver.send(driver.finish_job(1))
         wait_for(lambda: is_stopped(first.pid))
-        orphan = wait_for(lambda: models_of(driver, 11))[0]
-        # when: a second one goes on, with another update first, until all of that is old
+        (orphan,) = models_of(driver, 1)
+        driver.send(driver.finish_job(2, slot=1))
+        # when: a second one commits both at once and goes on, until all of that is old
         second = start_aggregator(broker_settings, store_settings, tmp_path, "second")
         try:
-            wait_for(lambda: driver.state().num_merged == 13, seconds=40)
+            wait_for(lambda: driver.state().num_merged == 2, seconds=40)
+            assert driver.state().version == 2
+            assert newest(driver).n == 1
             merge(driver, 30)
             wait_for(lambda: is_bounded(driver) and not driver.store.exists(orphan))
-            version = driver.state().version
             os.kill(first.pid, signal.SIGCONT)
             merge(driver, 30)
             wait_for(lambda: is_bounded(driver))
@@ -207,7 +222,7 @@ def test_a_writer_that_stalled_before_its_commit_wakes_up_and_harms_nothing(
         first.stop()
     # then
     assert "fenced" in first.log.read_text()
-    assert driver.state().version == version + 30
+    assert driver.state().version == driver.state().num_merged == 62
     assert not driver.store.exists(orphan)
     last = last_verified(driver)
     assert last.replayed_from is not None

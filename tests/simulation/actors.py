@@ -61,6 +61,7 @@ class Services:
     ) -> None:
         self.world, self.scenario, self.faults = world, scenario, faults
         self.memory, self.broker, self.checker = memory, broker, checker
+        self.aggregators: list[Life] = []
 
     def store(self, life: Life) -> FaultyStore:
         return FaultyStore(life, self.memory, self.faults)
@@ -70,6 +71,7 @@ class Services:
 
     def aggregator(self, life: Life) -> Callable[[], None]:
         life.host.allowed_deaths = (Fenced,)
+        self.aggregators.append(life)
         store, publisher = self.store(life), self.publisher(life)
         consumer = cast(Consumer, SimConsumer(self.broker, life, [(UPDATES_QUEUE, 64)]))
         aggregator = Aggregator(

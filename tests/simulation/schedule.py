@@ -113,7 +113,7 @@ class User:
             for name in names:
                 self._stop(life, name)
         if scenario.resubmits:
-            while not sim.checker.has_ended(sim.memory):
+            while not sim.checker.has_ended(sim.memory) or self._may_commit_still():
                 sim.world.sleep(1.0)
             sim.world.note("user", f"deletes {names[0]}")
             for key in [each for each in sim.memory.objects if each.startswith(f"{names[0]}/")]:
@@ -124,6 +124,14 @@ class User:
             )
             self._submit(life, names[0], spec)
         self.is_done = True
+
+    def _may_commit_still(self) -> bool:
+        """A commit that begins before the deletion must not land after it: people wait a little."""
+        recently = self._sim.world.now - 8.0
+        return any(life.last_stall > recently for life in self._sim.aggregators) or any(
+            run.log[-1].manifest.at > UNIX_EPOCH + recently
+            for run in self._sim.checker.runs.values()
+        )
 
     def _submit(self, life: Life, name: str, spec: FederationSpec) -> None:
         uid = f"{self._sim.world.random.getrandbits(128):032x}"

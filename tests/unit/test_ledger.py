@@ -223,6 +223,18 @@ def test_clients_that_cannot_make_a_federation_are_named(
     assert complaint is None or complaint in str(reason)
 
 
+@pytest.mark.parametrize(
+    "client", [["x" * 300, 1, "default"], ["a", 1, "No Pool!"], ["a", -1, "default"], ["a"]]
+)
+def test_a_birth_certificate_with_a_client_that_no_message_could_name_is_refused(
+    client: list[object],
+) -> None:
+    metadata = ledger.birth_metadata(birth())
+    metadata["birth"]["clients"] = [client]  # type: ignore[index]
+    with pytest.raises(InvalidInput, match="malformed birth certificate"):
+        ledger.birth_from(encode(vector(0), metadata))
+
+
 def test_a_stillborn_federation_is_a_log_of_one(store: DirectoryStore) -> None:
     submission = submitted()
     store.create(keys.spec("fed"), submission.model_dump_json(by_alias=True).encode())

@@ -134,6 +134,18 @@ def test_a_flipped_byte_gives_a_valid_message_or_invalid_message(at: int, byte: 
         return
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [{"task": "train"}, {"task": "train", "slot": 1}, {"task": "init", "slot": 1}]
+    + [{"task": "evaluate", "version": 1, "slot": 1}],
+)
+def test_a_fact_must_name_exactly_its_work(numbers: dict[str, Any]) -> None:
+    fields = {"federation": "fed", "uid": UID, "attempt": ATTEMPT, "trainer": "t"}
+    body = msgpack.packb({"schema": 1, "kind": "JobStarted", **fields, **numbers})
+    with pytest.raises(InvalidMessage, match="wrong numbers"):
+        decode(body)
+
+
 def test_an_oversized_message_is_refused_when_it_is_written() -> None:
     closed = tuple((at, at) for at in range(40_000))
     big = ModelReady(federation="fed", uid=UID, n=1, version=1, status="running", closed=closed)

@@ -101,6 +101,9 @@ def entry(header: dict[str, Any], **fields: Any) -> None:
         (lambda header: entry(header, shape=[2**62, 4]), "malformed"),
         (lambda header: entry(header, more=1), "malformed"),
         (lambda header: header.update(weight=7), "malformed"),
+        (lambda header: entry(header, dtype=[]), "malformed"),
+        (lambda header: entry(header, dtype="\ud800"), "malformed"),
+        (lambda header: header.update({"\ud800": header["count"]}), "malformed"),
         (lambda header: header.update(__metadata__={"fedfa": "[" * 10_000}), "malformed"),
     ],
 )
@@ -126,6 +129,21 @@ def test_the_same_key_twice_is_refused() -> None:
     text = b'{"a":1,"a":2}'
     with pytest.raises(InvalidTensors, match="same key twice"):
         read_header(len(text).to_bytes(8, "little") + text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@given(field=st.sampled_from(["dtype", "shape", "data_offsets"]), value=json_values)
+def test_any_json_in_a_header_is_refused_or_well_formed(field: str, value: Any) -> None:
+    try:
+        decode(rewritten(lambda header: entry(header, **{field: value})), TEMPLATE)
+    except InvalidTensors as error:
+        str(error).encode()  # whoever logs or sends it must be able to
 
 
 @given(cut=st.integers(0, len(encode(vector(1))) - 1))

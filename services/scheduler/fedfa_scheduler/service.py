@@ -35,6 +35,7 @@ from fedfa.messages import (
     StartFederation,
 )
 from fedfa.observability import Answer, Pulse
+from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.submission import ID
 from fedfa.topology import (
@@ -90,6 +91,7 @@ class Scheduler:
         self._epoch: int | None = None  # None: not acting
         self._has_gap = True  # messages may have been missed
         self._last_turn = clock()
+        self._pause_seconds = settings.lease_ttl_seconds / 2  # silent for longer: it was paused
         self._reconcile_at = self._discover_at = self._rest_until = float("-inf")
         self._troubles: dict[str, str] = {}  # federation -> what is wrong with its objects
         self._shown: tuple[Any, Any] | None = None  # what HTTP threads see
@@ -104,7 +106,7 @@ class Scheduler:
         if not is_active:
             self._epoch = self._shown = None
             return
-        if epoch != self._epoch or now - last > self._settings.lease_ttl_seconds / 2:
+        if epoch != self._epoch or now - last > self._pause_seconds:
             self._epoch, self._has_gap = epoch, True
         try:
             if self._has_gap and not self._is_resting:
@@ -197,9 +199,7 @@ class Scheduler:
         now = self._clock()
         self._reconcile_at = now + self._settings.reconcile_interval_seconds
         if now >= self._discover_at:
-            for federation in filter(ID.fullmatch, self._store.folders()):
-                if federation not in self._fleet.federations:
-                    self._meet(federation)
+            self._discover()
             self._discover_at = now + self._settings.discover_interval_seconds
         for known in list(self._fleet.federations.values()):
             if not known.needs_nothing:
@@ -212,19 +212,32 @@ class Scheduler:
             self._fleet.drained(self._clock())
         self._show()
 
+    def _discover(self) -> None:
+        """Meet what is new, and what was deleted and submitted again under the same id."""
+        for federation in filter(ID.fullmatch, self._store.folders()):
+            known, submission = self._fleet.federations.get(federation), self._spec_of(federation)
+            if submission and (known is None or known.submission.uid != submission.uid):
+                self._fleet.submitted(submission)
+                self._observe(self._fleet.federations[federation])
+
     def _meet(self, federation: str) -> None:
         """Read a federation's spec.json, and what became of it so far."""
+        submission = self._spec_of(federation)
+        if submission is not None:
+            self._fleet.submitted(submission)
+            self._observe(self._fleet.federations[federation])
+
+    def _spec_of(self, federation: str) -> Submitted | None:
         try:
             submission = manifests.submitted(self._store, federation)
             if submission.federation != federation:
                 raise InvalidInput(f"{keys.spec(federation)}: it names {submission.federation}")
         except NotFound:
-            return
+            return None
         except InvalidInput as error:
             self._trouble(federation, error)
-            return
-        self._fleet.submitted(submission)
-        self._observe(self._fleet.federations[federation])
+            return None
+        return submission
 
     def _observe(self, known: Known) -> None:
         try:
@@ -265,15 +278,19 @@ class Scheduler:
     def _do_what_is_due(self) -> None:
         started = self._clock()
         while not self._is_resting:
-            actions = self._fleet.due(self._clock(), unix=self._unix_clock())
+            now = self._clock()
+            if now - self._last_turn > self._pause_seconds:
+                return  # in the middle of a turn: the next one sees the gap
+            actions = self._fleet.due(now, unix=self._unix_clock())
             if not actions:
                 return
             for action in actions:
-                self._do(action)
+                self._do(action, now)
                 if self._clock() - started > BUSY_SECONDS:
                     return
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Action, now: float) -> None:
+        """now: when it was decided, for what a pause since then must not change."""
         match action:
             case Send():
                 if isinstance(action.message, AbandonJob):
@@ -285,7 +302,7 @@ class Scheduler:
                     metrics.jobs_published.inc()
                 logger.info("sent", extra=_fields(action.message))
             case Look():
-                self._look(action)
+                self._look(action, now)
             case FindModel(federation, (_, _, version, _)):
                 try:
                     model = history.find_model(self._store, federation, version)
@@ -300,7 +317,7 @@ class Scheduler:
                     self._store.create(keys.evaluation(federation, version), body)
                 self._look_for_evaluation(federation, version)
 
-    def _look(self, look: Look) -> None:
+    def _look(self, look: Look, now: float) -> None:
         """See in the bucket whether the work is finished, before anything is said about it."""
         submission = self._fleet.federations[look.federation].submission
         _, task, first, generation = look.work
@@ -313,7 +330,7 @@ class Scheduler:
             has_initial_model = bucket.has_initial_model(self._store, look.federation)
         reach("scheduler.looked")
         has_expired = self._fleet.looked(
-            look, self._clock(), update=update, has_initial_model=has_initial_model
+            look, now, update=update, has_initial_model=has_initial_model
         )
         if has_expired:
             metrics.lease_expired.inc()

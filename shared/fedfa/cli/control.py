@@ -1,5 +1,6 @@
 """`fedfa submit` and `fedfa stop`: what changes a federation from outside."""
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -36,9 +37,14 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="the federation", show_def
 def submit(spec: SpecFile, id: NewId = None, set: Assignments = None) -> None:
     """Check a spec and start a federation of it. Prints its id."""
     checked = specs.load(spec, assignments=set or ())
-    federation = id or submission.new_id(spec.stem)
+    federation = submission.new_id(spec.stem) if id is None else submission.check_id(id)
     broker = connections.broker_settings()
     submitted = submission.submit(connections.store(), checked, federation)
+    if not is_installed(checked.task.name):
+        console.warn(
+            f"task.name: {checked.task.name} is not installed here (there are: "
+            f"{', '.join(installed_tasks())}); {federation} waits until a trainer has it"
+        )
     tell_scheduler(submitted, broker, "submitted")
     print(federation)
 
@@ -64,6 +70,15 @@ def tell_scheduler(submitted: Submitted, broker: BrokerSettings, what: str) -> N
             f"{submitted.federation}: {what}, but the scheduler was not told ({error}); "
             "it will find the request in the bucket by itself"
         )
+
+
+def installed_tasks() -> list[str]:
+    return sorted(entry_points(group="fedfa.tasks").names)
+
+
+def is_installed(task: str) -> bool:
+    """Whether this machine has the task; a module:Class is only known to the trainers."""
+    return ":" in task or task in installed_tasks()
 
 
 def describe(spec: FederationSpec) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +59,7 @@ def run(
     """
     checked = specs.load(spec, assignments=set or ())
     _check_task(checked)
-    federation = id or submission.new_id(spec.stem)
+    federation = submission.new_id(spec.stem) if id is None else submission.check_id(id)
     folder = out or results.default_folder(federation)
     started = time.monotonic()
     try:
@@ -122,10 +121,10 @@ def _stay(stack: "LocalStack") -> None:
 
 def _check_task(spec: FederationSpec) -> None:
     """The trainers of a local run have exactly the tasks that are installed here."""
-    installed = sorted(entry_points(group="fedfa.tasks").names)
-    if ":" not in spec.task.name and spec.task.name not in installed:
+    if not control.is_installed(spec.task.name):
+        installed = ", ".join(control.installed_tasks())
         raise InvalidSpec(
-            f"task.name: {spec.task.name} is not installed, there are: {', '.join(installed)}; "
+            f"task.name: {spec.task.name} is not installed, there are: {installed}; "
             "or name it as module:Class"
         )
 
