@@ -3,7 +3,7 @@
     python -m tests.chaos --minutes 30 --seed 1
 
 Every fault hits real processes: the services, RabbitMQ, the S3 server, or the network between
-them; several may overlap. The faults follow from the seed, their effects do not.
+them; several may overlap. The seed gives their order as far as the machine keeps the pace.
 """
 
 import argparse
@@ -38,6 +38,7 @@ ZOMBIE_SECONDS = 5.0
 CALM_SECONDS = 10.0  # after a fault of broker, bucket or network, until everybody is connected
 SETTLE_SECONDS = 3.0  # RabbitMQ 3.10 loses a queue if killed within 0.6 s of its declaration
 SHARED = ("rabbitmq", "s3", "amqp", "http")
+BROKER = ("rabbitmq", "amqp")
 TRAINERS = ("trainer-1", "trainer-2")
 
 Act = Callable[[World, random.Random], None]
@@ -101,7 +102,7 @@ def _end(name: str) -> Fault:
 
 
 def _second(service: str) -> Fault:
-    """A second one comes up, and the first one freezes when the second is there."""
+    """A second one comes up, waits for the first one to fail, and is killed at last."""
     name = f"{service}-2"
 
     def strike(here: World, rng: random.Random) -> None:
@@ -202,15 +203,21 @@ class Chaos:
     mended_at: dict[str, float] = field(default_factory=dict)
 
     def run(self, seconds: float) -> None:
-        kinds = list(faults())
+        deck: list[Fault] = []  # every kind once, in random order, before any comes again
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._mend_due()
             self._supervise()
-            fault = self.rng.choice(kinds)
-            if self._is_free(fault.subject):
-                self._strike(fault)
-                time.sleep(self.rng.uniform(*PAUSE_SECONDS))
+            if not deck:
+                deck = list(faults())
+                self.rng.shuffle(deck)
+            fault = next((each for each in deck if self._is_free(each.subject)), None)
+            if fault is None:
+                time.sleep(0.1)
+                continue
+            deck.remove(fault)
+            self._strike(fault)
+            time.sleep(self.rng.uniform(*PAUSE_SECONDS))
         while self._active:
             self._mend_due()
             time.sleep(0.1)
@@ -222,10 +229,9 @@ class Chaos:
 
     def _is_free(self, subject: str) -> bool:
         is_quiet = time.monotonic() > self._busy_until.get(subject, 0.0)
-        is_settled = subject not in ("rabbitmq", "amqp") or not (
-            self.is_disturbed("rabbitmq") or self.is_disturbed("amqp")
-        )
-        return is_quiet and is_settled and not self.is_disturbed(subject)
+        excluding = {"rabbitmq": BROKER, "amqp": BROKER, "updates": ("rabbitmq", "s3")}
+        others = excluding.get(subject, ())
+        return is_quiet and not any(self.is_disturbed(each) for each in (subject, *others))
 
     def _strike(self, fault: Fault) -> None:
         self.struck[fault.name] += 1
@@ -245,9 +251,8 @@ class Chaos:
 
     def _supervise(self) -> None:
         for name, process in self.here.stack.processes.items():
-            if process.is_running or self.is_disturbed(name) or name.endswith("tor-2"):
-                continue
-            if name.endswith("scheduler-2"):
+            is_spare = name in ("aggregator-2", "scheduler-2")
+            if process.is_running or is_spare or self.is_disturbed(name):
                 continue
             if process.exit_code == EXIT_FENCED:
                 self.fenced += 1

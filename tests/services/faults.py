@@ -20,7 +20,7 @@ import psutil
 
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
-from fedfa.local.processes import ServerProcess
+from fedfa.local.processes import ServerProcess, accepts
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.local.stack import LocalStack
@@ -36,7 +36,7 @@ from tests.services.test_whole import check
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 3.0
-CONSUMER_TIMEOUT_SECONDS = 10.0
+CONSUMER_TIMEOUT_SECONDS = 8.0
 DISK_MIB = 640
 SPEC: dict[str, Any] = {
     "task": {"name": "digits"},
@@ -136,6 +136,12 @@ class World:
 
     def process(self, name: str) -> ServerProcess:
         return self.stack.processes[name]
+
+    def restart(self, name: str, **variables: str) -> None:
+        """Start a process again and wait until it answers, or has ended already."""
+        self.stack.restart(name, **variables)
+        process, port = self.process(name), self.stack.http_ports[name]
+        wait_for(lambda: accepts(port) or not process.is_running, seconds=90)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.process(name).pid, number)

@@ -89,7 +89,6 @@ class Services:
             start_ms=int(life.unix() * 1000), random=self.world.random.getrandbits(32)
         )
         fleet = Fleet(lease_ttl_seconds=LEASE_TTL_SECONDS, attempts=attempts)
-        life.state["started_at"] = self.world.now
         consumer = cast(
             Consumer,
             SimConsumer(self.broker, life, [(EVENTS_QUEUE, 200), (BROADCAST_QUEUE, 200)]),
@@ -180,7 +179,8 @@ class SimWorker(Worker):
             raise RuntimeError("no data")
         base = int.from_bytes(hashlib.sha256(model.floats.tobytes()).digest()[:4], "big")
         seed = prf(warm.submission.spec.seed, "sim", job.slot, job.generation, base)
-        floats = np.array([uniform(prf(seed, "float", at)) for at in range(5)], np.float32) / 10
+        drawn = [uniform(prf(seed, "float", at)) / 10 for at in range(5)]
+        floats = np.array(drawn, np.float32)
         if warm.submission.spec.rule.name == "fedfa-param":
             floats = model.floats + floats
         return LocalResult(

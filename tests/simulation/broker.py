@@ -143,6 +143,7 @@ class SimConsumer:
                 self._world.wait(self._waiters, self._idle_seconds)
             else:
                 self._world.sleep(0.0)
+            self.life.turn_began_at = self._world.now
             yield self._inbox.popleft() if self._inbox else None
 
     def ready(self) -> list[Delivery]:

@@ -230,7 +230,7 @@ class Checker:
 
     def _check_hand_out(self, life: Life, order: TrainJob) -> None:
         """Finished training is announced, never repeated; whoever holds a job keeps it."""
-        if max(life.last_stall, self._started_at(life)) > self.now - self.ttl:
+        if life.last_stall >= life.turn_began_at:
             return  # it acts on what it knew before it stalled
         put_at = self._put_at.get(
             keys.updates_of(order.federation, order.slot, order.generation), self.now
@@ -243,9 +243,6 @@ class Checker:
         )
         if is_heard and not holder.is_dead and self.holds(holder, order):
             self.fail(f"{order.job} is handed out again, while {holder.name} trains and says so")
-
-    def _started_at(self, life: Life) -> float:
-        return float(life.state.get("started_at", 0.0))
 
     def holds(self, life: Life, order: TrainJob) -> bool:
         """Whether a living trainer has this job in hand, and was not stalled lately."""

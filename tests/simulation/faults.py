@@ -93,6 +93,7 @@ class Faults:
         def jump() -> None:
             host = random.choice(hosts)
             host.clock_offset += random.choice((1.0, 6.0, 30.0))
+            host.life.last_stall = self.world.now  # as after a suspension
             host.unix_offset += random.choice((-60.0, -5.0, 5.0))
             self.world.note(host.name, "its clocks jump")
 

@@ -3,9 +3,9 @@
 import logging
 import random
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from random import Random
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fedfa import keys
 from fedfa.errors import AlreadyExists
@@ -33,20 +33,35 @@ class Outcome:
     trace: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """The protocol with one thing wrong. scenario, faults: what makes that thing matter more often.
+
+    apply: patches the product for the time of the run; the checker's verdict is the product's.
+    """
+
+    apply: Callable[[], AbstractContextManager[object]] | None
+    scenario: dict[str, Any] = field(default_factory=dict)
+    faults: dict[str, Any] = field(default_factory=dict)
+
+
 def run_schedule(
-    seed: int, *, services: type[Services] = Services, keeps_trace: bool = False
+    seed: int, *, mutation: Mutation | None = None, keeps_trace: bool = False
 ) -> Outcome:
     logging.getLogger().manager.disable = logging.CRITICAL  # thousands of simulated outages
     random.seed(seed)  # trainers draw their waits from it
     world = World(seed, keeps_trace=keeps_trace)
     scenario, mix = Scenario.draw(world.random), Mix.draw(world.random)
+    if mutation is not None:
+        scenario = replace(scenario, **mutation.scenario)
+        mix = replace(mix, **mutation.faults)
     world.note("world", f"{scenario}")
     world.note("world", f"{mix}")
     checker = Checker(world, lease_ttl_seconds=LEASE_TTL_SECONDS)
     faults = Faults(world, mix)
     memory = MemoryStore(checker)
     broker = SimBroker(world, faults, checker)
-    sim = services(world, scenario, faults, memory, broker, checker)
+    sim = Services(world, scenario, faults, memory, broker, checker)
     hosts = _hosts(sim)
     faults.plan(hosts, broker, until=scenario.calm_at)
     user = _user(sim)
@@ -56,12 +71,13 @@ def run_schedule(
             user.is_done and _is_quiet(broker) and checker.has_ended(memory)
         )
 
-    if not world.run(is_over, deadline=scenario.calm_at + LONGEST_SECONDS):
-        checker.fail("the run does not end by itself")
-    for host in [*hosts, user.host]:
-        host.life.is_dead = True
-        for task in host.life.tasks:
-            world.kill(task)
+    with mutation.apply() if mutation and mutation.apply else nullcontext():
+        if not world.run(is_over, deadline=scenario.calm_at + LONGEST_SECONDS):
+            checker.fail("the run does not end by itself")
+        for host in [*hosts, user.host]:
+            host.life.is_dead = True
+            for task in host.life.tasks:
+                world.kill(task)
     checker.finish(memory)
     return Outcome(
         seed, tuple(checker.violations), world.num_effects, world.now, tuple(world.trace or ())
@@ -158,6 +174,3 @@ def _user(sim: Services) -> User:
     user = User(sim)
     user.host.start()
     return user
-
-
-__all__ = ["LEASE_TTL_SECONDS", "UNIX_EPOCH", "Outcome", "Random", "Submitted", "run_schedule"]

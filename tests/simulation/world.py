@@ -173,7 +173,8 @@ class Life:
         self.host, self.world, self.name = host, host.world, host.name
         self.is_dead = False
         self.stalled_until = 0.0
-        self.last_stall = float("-inf")
+        self.last_stall = float("-inf")  # when the last one ended, or ends
+        self.turn_began_at = 0.0  # of its main loop
         self.fuel: int | None = None  # effects until it is killed
         self.tasks: list[Task] = []
         self.at_death: list[Callable[[], None]] = []

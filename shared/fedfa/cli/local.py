@@ -1,6 +1,7 @@
 """`fedfa local run` and `fedfa local up`: everything on this machine, nothing to install first."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,8 @@ from fedfa.summary import summarize
 
 if TYPE_CHECKING:
     from fedfa.local.stack import LocalStack
+
+TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
 
 app = typer.Typer(
     no_args_is_help=True, help="Run brokers, bucket and services on this machine, without Docker."
@@ -68,7 +71,7 @@ def run(
             logs=folder / "logs",
             trainers=trainers,
             jobs_per_trainer=jobs_per_trainer,
-            task_allow=checked.task.name.partition(":")[0],
+            task_allow=_allowed(checked),
         )
         with stack:
             store = stack.store()
@@ -91,7 +94,12 @@ def run(
 @app.command()
 def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) -> None:
     """Start servers and services and print how to point `fedfa` at them; Ctrl-C ends all."""
-    stack = _stack(data, trainers=trainers, jobs_per_trainer=jobs_per_trainer)
+    stack = _stack(
+        data,
+        trainers=trainers,
+        jobs_per_trainer=jobs_per_trainer,
+        task_allow=os.environ.get(TASK_ALLOW, ""),
+    )
     with stack:
         _stay(stack)
 
@@ -127,6 +135,12 @@ def _check_task(spec: FederationSpec) -> None:
             f"task.name: {spec.task.name} is not installed, there are: {installed}; "
             "or name it as module:Class"
         )
+
+
+def _allowed(spec: FederationSpec) -> str:
+    """The modules that trainers may import: what the user allowed, and what the spec names."""
+    module, is_module, _ = spec.task.name.partition(":")
+    return ",".join(filter(None, [os.environ.get(TASK_ALLOW), is_module and module]))
 
 
 def _write_results(

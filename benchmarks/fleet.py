@@ -1,0 +1,126 @@
+"""Plays scheduler and trainers towards a real aggregator, with files of random numbers."""
+
+import random
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedfa import keys, ledger, manifests
+from fedfa.broker import Consumer, Publisher
+from fedfa.federation import Client, Job, Slot, is_evaluation_due
+from fedfa.manifests import Birth, Manifest
+from fedfa.messages import InitReady, UpdateReady
+from fedfa.s3 import S3Store
+from fedfa.spec import Submitted
+from fedfa.tensors import FlatModel, Template, Tensor, canonical_json, encode, sha256
+from fedfa.topology import UPDATES
+
+MODEL = Template((Tensor("weight", "parameter", "F32", (64, 64)),))  # 4096 floats
+STRAY_SHARE, REPEAT_SHARE, BAD_SHARE = 0.02, 0.02, 0.02  # of all updates
+
+
+@dataclass
+class Fleet:
+    """Plays scheduler and trainers: an update file for every open job, and some mischief."""
+
+    store: S3Store
+    publisher: Publisher
+    broadcast: Consumer
+    submitted: Submitted
+    draw: random.Random
+    sent: dict[int, int] = field(default_factory=dict)  # slot -> generation
+    evaluated: int = -1
+    known: int = 0
+    num_files: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.submitted.federation
+
+    def be_born(self) -> None:
+        number = self.submitted.spec.clients or 0
+        clients = tuple(Client(f"client-{at:03d}", 10) for at in range(number))
+        body = encode(self._vector(1.0), ledger.birth_metadata(Birth(clients, MODEL, sha256(b""))))
+        key = keys.model(self.id, 0, sha256(body))
+        self.store.put(key, body)
+        ready = InitReady(
+            federation=self.id,
+            uid=self.submitted.uid,
+            attempt=self._attempt(),
+            key=key,
+            digest=sha256(body),
+        )
+        self.publisher.publish(ready, UPDATES)
+
+    def turn(self) -> Manifest | None:
+        """Look at the newest manifest, finish every job that it opened."""
+        head = manifests.newest(self.store, self.id, known=self.known)
+        if head is None:
+            return None
+        self.known = head.manifest.n
+        for number, slot in enumerate(head.manifest.state.slots):
+            if self.sent.get(number) != slot.generation:
+                self._finish(Job(number, slot.generation), slot, head.manifest.state.version)
+                self.sent[number] = slot.generation
+        self._evaluate(head.manifest)
+        return head.manifest
+
+    def wait(self) -> None:
+        """Until the aggregator says something, or a while."""
+        deadline = time.monotonic() + 0.5
+        while not (heard := self.broadcast.ready()) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        for delivery in heard:
+            delivery.ack()
+
+    def _finish(self, job: Job, slot: Slot, version: int) -> None:
+        if self.draw.random() < STRAY_SHARE:
+            self._write(job, slot, version)  # an attempt that nobody announces
+        is_bad = self.draw.random() < BAD_SHARE
+        message = self._write(job, slot, version, scale=np.nan if is_bad else 0.01)
+        self.publisher.publish(message, UPDATES)
+        if self.draw.random() < REPEAT_SHARE:
+            self.publisher.publish(message, UPDATES)
+
+    def _write(self, job: Job, slot: Slot, version: int, *, scale: float = 0.01) -> UpdateReady:
+        draft = UpdateReady(
+            federation=self.id,
+            uid=self.submitted.uid,
+            slot=job.slot,
+            generation=job.generation,
+            attempt=self._attempt(),
+            key="-",
+            client=slot.client,
+            base_version=version,
+            num_examples=10,
+            num_steps=5,
+            loss=1.0,
+            trainer="soak",
+            started_at=time.time(),
+            train_seconds=0.1,
+            delay_seconds=0.0,
+        )
+        body = encode(self._vector(scale), draft.metadata())
+        key = keys.update(self.id, job.slot, job.generation, draft.attempt, sha256(body))
+        self.store.put(key, body)
+        return draft.model_copy(update={"key": key, "digest": sha256(body)})
+
+    def _evaluate(self, manifest: Manifest) -> None:
+        """As the scheduler would: the newest version that is due, if it is there by itself."""
+        model = manifest.model
+        value = manifests.federation_of(self.submitted, Birth((), MODEL, ""), manifest.state)
+        if model and model.version > self.evaluated and is_evaluation_due(value, model.version):
+            self.evaluated = model.version
+            metrics = {"accuracy": self.draw.random()}
+            fields = {"version": model.version, "at": time.time(), "metrics": metrics}
+            self.store.put(keys.evaluation(self.id, model.version), canonical_json(fields).encode())
+
+    def _vector(self, scale: float) -> FlatModel:
+        generator = np.random.default_rng(self.draw.getrandbits(64))
+        floats = generator.normal(size=MODEL.num_floats).astype(np.float32) * np.float32(scale)
+        return FlatModel(MODEL, floats, np.zeros(0, np.int64))
+
+    def _attempt(self) -> str:
+        self.num_files += 1
+        return f"{int(time.time() * 1000)}-0a0b0c0d-{self.num_files:06d}"
