@@ -7,7 +7,7 @@ RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell comma
 # A Debian 13 with RabbitMQ 4, made once with debootstrap (0.5 GB).
 RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
 
-.PHONY: help setup rabbitmq demo test test-fast test-rabbit4 soak check format clean
+.PHONY: help setup rabbitmq demo test test-fast test-rabbit4 soak chaos check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -37,6 +37,9 @@ test-fast: $(VENV)/.installed  ## the tests that need no server
 test-rabbit4: setup  ## the tests with servers, on RabbitMQ 4 in a Debian 13 root; as root
 	tests/rabbitmq4-root.sh $(RABBITMQ4_ROOT)
 	FEDFA_RABBITMQ_ROOT=$(RABBITMQ4_ROOT) $(BIN)/python -m pytest tests/services
+
+chaos: setup  ## MINUTES (30) of random faults on real processes, then every invariant
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 soak: setup  ## 10,000 merges, then 10,000 with kills: memory and objects stay bounded
 	$(BIN)/python benchmarks/soak.py --merges 10000 --kill-every 10

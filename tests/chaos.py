@@ -25,7 +25,7 @@ from fedfa import manifests
 from fedfa.errors import FedfaError
 from fedfa.federation import Merged
 from fedfa.manifests import Manifest
-from fedfa.observability import EXIT_FENCED
+from fedfa.observability import EXIT_FENCED, EXIT_MISCONFIGURED
 from fedfa.topology import EVENTS, UPDATES, jobs
 from fedfa_scheduler.bucket import delivered_update
 from tests.services.faults import SPEC, WIPE, World, world
@@ -35,9 +35,10 @@ CHANGES: dict[str, Any] = {"delay": {"distribution": "pareto", "shape": 1.5, "un
 PAUSE_SECONDS = (0.5, 4.0)  # between two faults
 RECOVERY_SECONDS = 120.0  # after the last fault, until updates are merged again
 ZOMBIE_SECONDS = 5.0
-CALM_SECONDS = 10.0  # after a fault of broker, bucket or network, until everybody is connected
+CALM_SECONDS = 5.0  # after a fault of broker, bucket or network, until everybody is connected
 SETTLE_SECONDS = 3.0  # RabbitMQ 3.10 loses a queue if killed within 0.6 s of its declaration
 SHARED = ("rabbitmq", "s3", "amqp", "http")
+NO_BUCKET = "no clear answer"  # a service that finds no bucket at its start ends
 BROKER = ("rabbitmq", "amqp")
 TRAINERS = ("trainer-1", "trainer-2")
 
@@ -198,6 +199,7 @@ class Chaos:
     struck: Counter[str] = field(default_factory=Counter)
     surprises: list[str] = field(default_factory=list)
     fenced: int = 0
+    without_bucket: int = 0
     _active: list[tuple[float, Fault]] = field(default_factory=list)
     _busy_until: dict[str, float] = field(default_factory=dict)
     mended_at: dict[str, float] = field(default_factory=dict)
@@ -256,6 +258,8 @@ class Chaos:
                 continue
             if process.exit_code == EXIT_FENCED:
                 self.fenced += 1
+            elif process.exit_code == EXIT_MISCONFIGURED and NO_BUCKET in process.log_tail():
+                self.without_bucket += 1
             else:
                 self.surprises.append(f"{name} ended with {process.exit_code}")
             self.here.stack.restart(name)
@@ -269,7 +273,9 @@ class Watch:
     chaos: Chaos
     samples: int = 0
     most_open: int = 0
-    oldest_zombie: float = 0.0
+    oldest_zombie: float = 0.0  # in calm
+    zombies: set[tuple[str, int, int]] = field(default_factory=set)
+    calm_looks: int = 0
     _since: dict[tuple[str, int, int], float] = field(default_factory=dict)
     _is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -308,10 +314,13 @@ class Watch:
         self.most_open = max(self.most_open, len(is_open))
         now = time.monotonic()
         closed = {each for each in held if _is_closed(before, each[1], each[2])}
+        self.zombies |= closed
         self._since = {each: self._since.get(each, now) for each in closed}
+        mended = self.chaos.mended_at
         if any(self.chaos.is_disturbed(subject) for subject in SHARED):
             self._since.clear()
-        mended = self.chaos.mended_at
+        elif now > CALM_SECONDS + max(mended.get(subject, 0.0) for subject in SHARED):
+            self.calm_looks += 1
         for (trainer, _, _), since in self._since.items():
             calm = max(mended.get(subject, 0.0) for subject in (*SHARED, trainer)) + CALM_SECONDS
             self.oldest_zombie = max(self.oldest_zombie, now - max(since, calm))
@@ -405,9 +414,17 @@ def report(
     print(f"merged under fire: {under_fire}; first merge after the last fault: {recovery:.1f} s")
     print(f"merged {state.num_merged}, rejected {state.num_rejected}, ", end="")
     print(f"abandoned {state.num_abandoned}; {log[-1].n + 1} manifests verified from version 0")
-    print(f"confirmed announcements: {confirmed}; aggregators that ended as fenced: {chaos.fenced}")
+    print(
+        f"confirmed announcements: {confirmed}; ended by themselves: {chaos.fenced} fenced, ",
+        end="",
+    )
+    print(f"{chaos.without_bucket} that found no bucket at their start")
     print(f"most open jobs held at once: {watch.most_open} in {watch.samples} looks")
-    print(f"oldest zombie in calm: {watch.oldest_zombie:.1f} s")
+    print(
+        f"zombies seen: {len(watch.zombies)}; the oldest in calm: {watch.oldest_zombie:.1f} s ",
+        end="",
+    )
+    print(f"({watch.calm_looks} looks in calm)")
 
 
 if __name__ == "__main__":

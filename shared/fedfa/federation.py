@@ -295,8 +295,8 @@ def step(federation: Federation, event: Event) -> tuple[Federation, Decision]:
     return federation, Decision(event, federation.state.version, staleness, opened)
 
 
-def due_stop(federation: Federation) -> Stopped | None:
-    """The stop that this state itself calls for, if any."""
+def due_stop(federation: Federation, event: Event) -> Stopped | None:
+    """The stop that this state itself calls for, if any; `event` is what led to it."""
     state, stop = federation.state, federation.spec.stop
     if state.status != "running":
         return None
@@ -306,11 +306,9 @@ def due_stop(federation: Federation) -> Stopped | None:
         return Stopped("finished", f"merged {stop.updates} updates", state.version)
     limit = federation.spec.limits.max_consecutive_rejections
     if state.failures_in_a_row >= limit:
-        return Stopped(
-            "failed",
-            f"{limit} updates in a row were rejected or abandoned; the log names the reasons",
-            state.version,
-        )
+        last = f", at last: {event.reason}" if isinstance(event, Rejected | Abandoned) else ""
+        reason = f"{limit} updates in a row were rejected or abandoned{last}"
+        return Stopped("failed", reason, state.version)
     return None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter
 
 from fedfa import keys, manifests
-from fedfa.errors import InvalidInput
+from fedfa.errors import InvalidInput, NotFound
 from fedfa.failpoints import reach
 from fedfa.federation import Client, Decision, State, Status, found
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
@@ -53,7 +53,10 @@ class Ledger:
 
 
 def load(store: ObjectStore, submission: Submitted, *, known: int = 0) -> Ledger | None:
-    """Read the newest state of a federation and its vectors; None before its birth."""
+    """Read the newest state of a federation and its vectors; None before its birth.
+
+    Raises NotFound, or InvalidInput, where its objects are lost or damaged.
+    """
     federation = submission.federation
     head = manifests.newest(store, federation, known=known)
     if head is None:
@@ -64,13 +67,25 @@ def load(store: ObjectStore, submission: Submitted, *, known: int = 0) -> Ledger
     if manifest.state.status != "running" or manifest.model is None:
         return Ledger(submission, None, head, None)
     birth = manifests.birth_of(store, federation)
+    try:
+        return Ledger(submission, birth, head, _read_replica(store, submission, birth, manifest))
+    except NotFound:
+        newer = manifests.newest(store, federation, known=manifest.n)
+        if newer is None or newer.digest == head.digest:
+            raise
+    return load(store, submission, known=manifest.n)  # collected while this reader stalled
+
+
+def _read_replica(
+    store: ObjectStore, submission: Submitted, birth: Birth, manifest: Manifest
+) -> Replica:
+    assert manifest.model is not None
     value = manifests.federation_of(submission, birth, manifest.state)
     window = tuple(
         read_vector(store, entry.key, entry.digest, birth.template)
         for entry in manifest.state.window
     )
-    replica = Replica(value, read_model(store, manifest.model, birth.template), window)
-    return Ledger(submission, birth, head, replica)
+    return Replica(value, read_model(store, manifest.model, birth.template), window)
 
 
 def read_model(store: ObjectStore, model: ModelRef, template: Template) -> FlatModel:

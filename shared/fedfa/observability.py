@@ -21,7 +21,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 from fedfa import __version__
 from fedfa.errors import FedfaError, Misconfigured
-from fedfa.settings import BrokerSettings, ServiceSettings, StoreSettings
+from fedfa.settings import BrokerSettings, ServiceSettings, StoreSettings, wrong_settings
 
 EXIT_MISCONFIGURED = 64  # EX_USAGE: change the settings
 EXIT_FENCED = 70  # EX_SOFTWARE: another writer holds the federations; let Kubernetes back off
@@ -103,7 +103,8 @@ def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> int:
         server = make_server(host, port, application, _ThreadingServer, _SilentHandler)
     except OSError as error:
         raise Misconfigured(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another FEDFA_HTTP_PORT"
+            f"cannot listen on {host}:{port}: {error.strerror}; "
+            "choose another FEDFA_HTTP_PORT or FEDFA_HTTP_HOST"
         ) from error
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return int(server.server_port)
@@ -134,12 +135,7 @@ def settings_or_exit(kind: type[S]) -> S:
     try:
         return kind()
     except ValidationError as error:
-        prefix = kind.model_config.get("env_prefix", "")
-        for problem in error.errors(include_url=False):
-            name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
-            may_be_secret = any(word in name for word in ("ENDPOINT", "KEY", "URL"))
-            value = "" if may_be_secret else f" (got {problem['input']!r:.80})"
-            print(f"{name}: {problem['msg']}{value}", file=sys.stderr)
+        print(*wrong_settings(kind, error), sep="\n", file=sys.stderr)
         raise SystemExit(EXIT_MISCONFIGURED) from None
 
 

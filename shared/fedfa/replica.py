@@ -103,7 +103,7 @@ def _merged(
 
 
 def _with_due_stop(replica: Replica, decision: Decision) -> tuple[Replica, tuple[Decision, ...]]:
-    stop = due_stop(replica.federation)
+    stop = due_stop(replica.federation, decision.event)
     if stop is None:
         return replica, (decision,)
     federation, stopped = step(replica.federation, stop)

@@ -66,7 +66,8 @@ _CREDENTIAL_CODES = {
     "InvalidToken",
     "SignatureDoesNotMatch",
 }
-_PERMISSIONS = {"ListObjectsV2": "s3:ListBucket", "HeadBucket": "s3:ListBucket"}
+LIST = "s3:ListBucket"  # without it S3 refuses to say that an object is missing
+_PERMISSIONS = {"ListObjectsV2": LIST, "HeadBucket": LIST}
 
 
 class _Unclear(Exception):
@@ -258,6 +259,8 @@ class S3Store:
                     f"{where}: {error}; name the server's CA file in AWS_CA_BUNDLE"
                 ) from error
             raise _Unclear(_line(str(error))) from error
+        except boto_errors.EndpointProviderError as error:
+            raise Misconfigured(_line(f"{where}: {error}; correct FEDFA_S3_ENDPOINT")) from error
         except boto_errors.BotoCoreError as error:
             raise Misconfigured(_line(f"{where}: {error}; {self._credentials}")) from error
 
@@ -282,9 +285,10 @@ class S3Store:
         if status == 403:
             operation = error.operation_name
             permission = _PERMISSIONS.get(operation, f"s3:{operation}")
+            too = "" if permission == LIST else f" (and {LIST}, to learn that an object is missing)"
             return Misconfigured(
-                f"{where}: refused with {answer}; allow {permission} there (and s3:ListBucket, "
-                f"without which S3 refuses to say that an object is missing); {self._credentials}"
+                f"{where}: refused with {answer}; allow {permission} there{too}; "
+                f"{self._credentials}"
             )
         return Misconfigured(f"{where}: refused with HTTP {status} {answer}")
 

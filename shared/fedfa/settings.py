@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -95,3 +95,20 @@ class BrokerSettings(BaseSettings):
         description="how long the broker may leave a call without an answer (short of memory or "
         "disk, or a queue without a leader) before the connection is dropped and tried again",
     )
+
+
+def wrong_settings(kind: type[BaseSettings], error: ValidationError) -> list[str]:
+    """A line for each wrong variable: what is wrong with it, its value, and what it is for.
+
+    The value is left out where it may hold a password.
+    """
+    prefix = kind.model_config.get("env_prefix", "")
+    lines = []
+    for problem in error.errors(include_url=False):
+        name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
+        may_be_secret = any(word in name for word in ("ENDPOINT", "KEY", "URL"))
+        value = "" if may_be_secret else f" (got {problem['input']!r:.80})"
+        field = kind.model_fields.get(str(problem["loc"][0])) if problem["loc"] else None
+        purpose = f"; {field.description}" if field and field.description else ""
+        lines.append(f"{name}: {problem['msg']}{value}{purpose}")
+    return lines

@@ -31,18 +31,23 @@ def check_id(federation: str) -> str:
 
 def submit(store: ObjectStore, spec: FederationSpec, federation: str) -> Submitted:
     """Create spec.json. Raises InvalidSpec when the id is malformed or taken."""
-    check_id(federation)
+    key = keys.spec(check_id(federation))
+    # A read refuses a missing bucket; some servers would make one at the first write.
+    if store.exists(key):
+        raise _taken(store, federation)
     submission = Submitted(
         federation=federation, uid=secrets.token_hex(16), created_at=time.time(), spec=spec
     )
     try:
         body = submission.model_dump_json(by_alias=True).encode()
-        store.create(keys.spec(federation), body)
+        store.create(key, body)
     except AlreadyExists as error:
-        raise InvalidSpec(
-            f"id: {federation} is taken in {store.name}; choose another, or give none"
-        ) from error
+        raise _taken(store, federation) from error
     return submission
+
+
+def _taken(store: ObjectStore, federation: str) -> InvalidSpec:
+    return InvalidSpec(f"id: {federation} is taken in {store.name}; choose another, or give none")
 
 
 def start_message(submission: Submitted) -> StartFederation:

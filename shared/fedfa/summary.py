@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedfa.history import Evaluation, History
-from fedfa.spec import Stop
+from fedfa.spec import FederationSpec, Stop
 
 RATE_SECONDS = 60.0  # updates per second are counted over this long
+PATIENCE_SECONDS = 30.0  # a first model that takes longer may need help
+REFUSED = ("rejected", "abandoned")
 LOWER_IS_BETTER = frozenset({"loss"})
 
 
@@ -53,6 +55,8 @@ class Summary:
     progress: float | None
     eta_seconds: float | None
     metrics: dict[str, float]  # all of the newest evaluation
+    refusal: str | None  # why the newest rejected or abandoned job was refused
+    evaluation_error: str | None  # why the newest evaluation has no metrics
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,7 +78,7 @@ def summarize(history: History, *, now: float) -> Summary:
     return Summary(
         federation=history.submission.federation,
         status=state.status if state else "waiting",
-        reason=state.reason if state else f"for a trainer with the task {spec.task.name}",
+        reason=state.reason if state else _waiting(spec, seconds),
         seconds=seconds,
         version=version,
         final_version=state.final_version if state else None,
@@ -93,7 +97,24 @@ def summarize(history: History, *, now: float) -> Summary:
         progress=progress,
         eta_seconds=eta,
         metrics=_newest_metrics(history.evaluations),
+        refusal=_newest_refusal(history),
+        evaluation_error=history.evaluations[-1].error if history.evaluations else None,
     )
+
+
+def headline_of(reason: str) -> str:
+    """A reason as one line, without the lines of code that a task's own error brings along."""
+    return " ".join(reason.partition("\n  File ")[0].split())
+
+
+def _waiting(spec: FederationSpec, seconds: float) -> str:
+    hint = "; the trainers' logs say why they hand it back" if seconds > PATIENCE_SECONDS else ""
+    return f"for its first model, from a trainer that has the task {spec.task.name}{hint}"
+
+
+def _newest_refusal(history: History) -> str | None:
+    refused = (row.reason for row in reversed(history.rows) if row.outcome in REFUSED)
+    return next(refused, None)
 
 
 def metric_names(history: History) -> list[str]:

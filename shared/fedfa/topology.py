@@ -64,7 +64,7 @@ def buried_because(reason: str) -> dict[str, str]:
     return {REASON_HEADER: text}
 
 
-# RabbitMQ 4 drops a message at its 21st delivery by default, and every lost connection and every
+# RabbitMQ 4 drops a message after 21 deliveries by default, and every lost connection and every
 # look at a dead letter counts as one. -1 would say "never", but only from 4.0 on.
 QUORUM: dict[str, str | bool | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 UPDATES_QUEUE = Queue("fedfa.updates", UPDATES, QUORUM | {"x-single-active-consumer": True})

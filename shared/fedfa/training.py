@@ -4,7 +4,7 @@ The same base, shard, spec and seed give the same update, bit for bit, on the sa
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,13 @@ def evaluate(
     module.to(device).eval()
     modules.write(module, model)
     with torch.inference_mode():
-        metrics = {name: float(value) for name, value in task.evaluate(module).items()}
+        measured: object = task.evaluate(module)
+    if not isinstance(measured, Mapping):
+        raise InvalidSpec(
+            f"task: evaluate() of {type(task).__name__} gave {measured!r:.100}; "
+            "give a dict of numbers, 'loss' among them"
+        )
+    metrics = {str(name): float(value) for name, value in measured.items()}
     if "loss" not in metrics:
         raise InvalidSpec(f"task: evaluate() of {type(task).__name__} gave no 'loss'")
     return metrics

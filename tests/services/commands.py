@@ -12,5 +12,5 @@ def fedfa(environment: Mapping[str, str], *arguments: object) -> "subprocess.Com
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )

@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from fedfa.broker import Consumer, Delivery, Publisher, check
+from fedfa.broker.consumer import STANDBY_SECONDS
 from fedfa.errors import BrokerUnavailable, InvalidMessage, Misconfigured
 from fedfa.local.processes import free_port
 from fedfa.local.rabbitmq import RabbitMQ
@@ -276,6 +277,11 @@ def test_the_second_consumer_of_an_exclusive_queue_stands_by_and_takes_over(
     second = Consumer(settings, [(EVENTS_QUEUE, 10), (BROADCAST_QUEUE, 10)], name="second")
     wait_for(lambda: second.is_standby)
     assert not second.is_consuming
+
+    # while it stands by, it never seems to consume, also not while it asks again
+    until = time.monotonic() + STANDBY_SECONDS + 1
+    while time.monotonic() < until:
+        assert not second.is_consuming
 
     # when a message comes, only the first gets it
     publisher.publish(b"one", EVENTS)

@@ -192,7 +192,7 @@ def test_drop_takes_one_letter_or_all(environment: dict[str, str], publisher: Pu
 def test_no_number_of_looks_at_a_dead_letter_drops_it(
     publisher: Publisher, broker_settings: BrokerSettings
 ) -> None:
-    # given: RabbitMQ 4 drops a message at its 21st delivery by default
+    # given: RabbitMQ 4 drops a message after 21 deliveries by default
     bury(publisher, UPDATE)
     # when
     for _ in range(trial.NUM_DELIVERIES):

@@ -1,7 +1,7 @@
 """Real faults of a whole stack: the federation goes on unaided, with one history and no loss.
 
-The broker allows a delivery to stay unacknowledged for a few seconds only, the leases are short, and
-the bucket lies on a small disk.
+The broker allows a delivery to stay unacknowledged for a few seconds only, the leases are short,
+and the bucket lies on a small disk.
 """
 
 import random
@@ -32,6 +32,8 @@ from tests.services.faults import (
     no_tracebacks,
     world,
 )
+
+pytestmark = pytest.mark.timeout(300)  # each takes 5 to 20 s on two idle cores
 
 TRAINERS = ("trainer-1", "trainer-2")
 WAITS = "the work waits for the store"
@@ -264,7 +266,6 @@ def test_a_full_disk_only_delays(here: World) -> None:
 # -- processes that stall or are told to end ------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
 def test_a_frozen_aggregator_is_fenced_and_ends_at_its_second_loss(here: World) -> None:
     # given an aggregator that freezes before each commit, and another that takes over
     name = here.running("frozen-aggregator")

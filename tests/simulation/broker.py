@@ -98,7 +98,7 @@ class SimBroker(HasConnections):
 
     def notice_stall(self, life: Life) -> None:
         """Heartbeats fail after a while: then the connection is closed from this side."""
-        after = self.world.now + self.world.random.choice((1.0, 6.0, 12.0))
+        after = self.world.now + self.world.random.choice((1.0, 6.0, 30.0))
 
         def close() -> None:
             if life.stalled_until > self.world.now:

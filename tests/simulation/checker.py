@@ -123,6 +123,10 @@ class Checker:
             self.fail(f"{key} follows the end of the federation")
         for decision in manifest.decisions:
             self._decided(run, decision, manifest.n)
+        gave_up = manifest.state.reason.startswith("the initialisation failed")
+        failures = self.failures[_init(manifest.uid)]
+        if gave_up and failures < run.submission.spec.limits.max_attempts:
+            self.fail(f"{key}: given up after {failures} failures: {manifest.state.reason}")
         run.log.append(committed)
         self._check_slots(run, key)
 
@@ -172,10 +176,12 @@ class Checker:
 
     def publishes(self, life: Life, message: AnyMessage, route: Route) -> None:
         """The broker has it, whatever the publisher hears."""
+        is_excused = self._was_begun_before_a_stall(life)
         match message:
             case TrainJob():
                 self._issued[message.attempt] = message.uid
-                self._check_hand_out(life, message)
+                if not is_excused:
+                    self._check_hand_out(life, message)
             case ModelReady():
                 announced = life.state.setdefault("announced", {})
                 for slot, generation in message.closed:
@@ -184,8 +190,16 @@ class Checker:
                 job = _job(message)
                 self.failures[job] += isinstance(message, JobFailed)
                 self._said.pop(job, None)
+            case JobFailed(task="init"):
+                self.failures[_init(message.uid)] += 1
             case JobStarted():
                 life.state.setdefault("started", set()).add(message.work)
+
+    def _was_begun_before_a_stall(self, life: Life) -> bool:
+        """One effect may have been on its way; whatever else it does, it could know better."""
+        is_first = life.state.get("stalled_at") != life.last_stall
+        life.state["stalled_at"] = life.last_stall
+        return is_first and life.last_stall >= life.turn_began_at
 
     def confirmed(self, life: Life, message: AnyMessage, route: Route) -> None:
         match message:
@@ -230,8 +244,6 @@ class Checker:
 
     def _check_hand_out(self, life: Life, order: TrainJob) -> None:
         """Finished training is announced, never repeated; whoever holds a job keeps it."""
-        if life.last_stall >= life.turn_began_at:
-            return  # it acts on what it knew before it stalled
         put_at = self._put_at.get(
             keys.updates_of(order.federation, order.slot, order.generation), self.now
         )
@@ -253,8 +265,8 @@ class Checker:
     def lost_touch(self, life: Life) -> None:
         """A trainer dies or stalls: each job it started may fail once more."""
         for uid, task, slot, generation in life.state.get("started", ()):
-            if task == "train":
-                self.failures[(uid, slot, generation)] += 1
+            if task != "evaluate":
+                self.failures[(uid, slot, generation) if task == "train" else _init(uid)] += 1
 
     def dead_lettered(self, message: AnyMessage | None) -> None:
         if message is not None:
@@ -305,3 +317,8 @@ class Checker:
 
 def _job(fact: JobFacts) -> JobKey:
     return (fact.uid, fact.slot or 0, fact.generation or 0)
+
+
+def _init(uid: str) -> JobKey:
+    """Where the failures of a federation's initialisation are counted."""
+    return (uid, -1, 0)

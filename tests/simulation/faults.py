@@ -26,6 +26,7 @@ class Mix:
     broker_outage: float
     clock_jump: float
     crash_roles: tuple[str, ...]
+    stall_roles: tuple[str, ...]
 
     @classmethod
     def draw(cls, random: Random) -> "Mix":
@@ -48,6 +49,7 @@ class Mix:
             broker_outage=sometimes(20.0, share=0.2),
             clock_jump=sometimes(10.0, share=0.2),
             crash_roles=tuple(random.sample(roles, random.choice((1, 3)))),
+            stall_roles=tuple(random.sample(roles, random.choice((1, 3)))),
         )
 
 
@@ -73,6 +75,7 @@ class Faults:
     def plan(self, hosts: list[Host], broker: "HasConnections", until: float) -> None:
         mix, random = self.mix, self.world.random
         mortal = [host for host in hosts if host.role in mix.crash_roles]
+        pausing = [host for host in hosts if host.role in mix.stall_roles]
 
         def crash() -> None:
             life = random.choice(mortal).life
@@ -82,10 +85,12 @@ class Faults:
                 life.fuel = random.randint(1, 25)
 
         def stall() -> None:
-            life = random.choice(hosts).life
-            if not life.is_dead:
-                life.stall(random.choice((0.5, 4.0, 8.0, 15.0, 25.0)))
-                broker.notice_stall(life)
+            life = random.choice(pausing).life
+            seconds = random.choice((0.5, 4.0, 8.0, 15.0, 25.0))
+            if random.random() < 0.3 and not life.is_dead:
+                life.stall(seconds)
+            else:  # in the middle of whatever it does next
+                life.stalls_after = (random.randint(1, 25), seconds)
 
         def disconnect() -> None:
             broker.disconnect(random.choice(hosts).life)

@@ -219,13 +219,15 @@ def nothing_settles() -> Any:
 
 
 STORMY = {"crash": 3.0, "crash_roles": ("aggregator", "trainer")}
-PAUSED = {"stall": 4.0, "drops_hints": 0.0, "broker_fails": 0.0}
+PAUSED = {"stall": 8.0, "stall_roles": ("scheduler",), "crash": 0.0, "disconnect": 0.0}
 LATE = {"num_aggregators": 2}
 
 MUTATIONS: dict[str, Mutation] = {
     "ack before commit": Mutation(replaces(Aggregator, "serve", ack_before_commit)),
     "no fence": Mutation(
-        replaces(manifests, "commit", no_fence), scenario=LATE, faults={"stall": 4.0}
+        replaces(manifests, "commit", no_fence),
+        scenario=LATE,
+        faults={"stall": 4.0, "stall_roles": ("aggregator",)},
     ),
     "dedupe by attempt": Mutation(replaces(Aggregator, "_decide", dedupe_by_attempt)),
     "slot opened twice": Mutation(replaces(core, "_reopen", slot_opened_twice)),
@@ -245,7 +247,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "sampling by n": Mutation(sampled_by_n),
     "a batch larger than K listed by its window only": Mutation(
-        replaces(ledger, "commit", batch_listed_by_window), faults={"stall": 4.0}
+        replaces(ledger, "commit", batch_listed_by_window),
+        faults={"stall": 4.0, "stall_roles": ("aggregator",)},
     ),
     "a stop that leaves slots open": Mutation(replaces(replica, "step", stop_leaves_slots)),
     "an evaluation that is lost": Mutation(

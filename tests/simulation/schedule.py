@@ -63,6 +63,8 @@ def run_schedule(
     broker = SimBroker(world, faults, checker)
     sim = Services(world, scenario, faults, memory, broker, checker)
     hosts = _hosts(sim)
+    for host in hosts:
+        host.at_stall = lambda life: _stalled(broker, checker, life)
     faults.plan(hosts, broker, until=scenario.calm_at)
     user = _user(sim)
 
@@ -82,6 +84,12 @@ def run_schedule(
     return Outcome(
         seed, tuple(checker.violations), world.num_effects, world.now, tuple(world.trace or ())
     )
+
+
+def _stalled(broker: SimBroker, checker: Checker, life: Life) -> None:
+    broker.notice_stall(life)
+    if life.host.role == "trainer":
+        checker.lost_touch(life)
 
 
 def _is_quiet(broker: SimBroker) -> bool:

@@ -152,6 +152,7 @@ class Host:
         self.life = Life(self)
         self.life.is_dead = True
         self.allowed_deaths: tuple[type[Exception], ...] = ()
+        self.at_stall: Callable[[Life], None] = lambda life: None
 
     def start(self) -> None:
         if not self.life.is_dead:
@@ -176,6 +177,7 @@ class Life:
         self.last_stall = float("-inf")  # when the last one ended, or ends
         self.turn_began_at = 0.0  # of its main loop
         self.fuel: int | None = None  # effects until it is killed
+        self.stalls_after: tuple[int, float] | None = None  # effects, and seconds
         self.tasks: list[Task] = []
         self.at_death: list[Callable[[], None]] = []
         self.state: dict[str, Any] = {}  # of whoever simulates a part of this process
@@ -215,10 +217,16 @@ class Life:
         self.world.note(self.name, f"stalls for {seconds:.1f} s")
         self.stalled_until = max(self.stalled_until, self.world.now + seconds)
         self.last_stall = self.stalled_until
+        self.host.at_stall(self)
 
     def burn(self) -> None:
         """One effect of this process is about to happen: is it the one it never reaches?"""
         self.world.num_effects += 1
+        if self.stalls_after is not None and not self.world.is_calm:
+            effects, seconds = self.stalls_after
+            self.stalls_after = (effects - 1, seconds) if effects > 1 else None
+            if self.stalls_after is None:
+                self.stall(seconds)
         if self.fuel is not None:
             self.fuel -= 1
             if self.fuel <= 0 and not self.world.is_calm:

@@ -131,11 +131,13 @@ def test_with_everybody_set_aside_the_least_recently_set_aside_is_taken() -> Non
 def test_rejections_in_a_row_end_the_federation_as_failed() -> None:
     value = federation(limits={"max_consecutive_rejections": 3, "set_aside_after": 99})
     for _ in range(3):
-        assert due_stop(value) is None
-        value, _ = step(value, Abandoned(open_job(value), "CUDA out of memory"))
-    stop = due_stop(value)
+        abandoned = Abandoned(open_job(value), "CUDA out of memory")
+        assert due_stop(value, abandoned) is None
+        value, _ = step(value, abandoned)
+    stop = due_stop(value, abandoned)
     assert stop is not None
     assert stop.status == "failed"
+    assert "CUDA out of memory" in stop.reason
 
 
 def test_clients_of_a_pool_that_is_down_are_sampled_only_when_nobody_else_is_idle() -> None:
@@ -161,8 +163,9 @@ def test_a_stop_closes_every_slot_and_makes_later_updates_late() -> None:
 @pytest.mark.parametrize(("stop", "updates"), [({"updates": 7}, 7), ({"versions": 3}, 7)])
 def test_counted_stops_are_due_exactly_when_reached(stop: dict[str, int], updates: int) -> None:
     value = federation(rule={"name": "fedfa-delta", "window": 5}, stop=stop)
-    assert due_stop(run(value, updates - 1)) is None
-    reached = due_stop(run(value, updates))
+    last = merged(value, open_job(value))
+    assert due_stop(run(value, updates - 1), last) is None
+    reached = due_stop(run(value, updates), last)
     assert reached is not None
     assert reached.status == "finished"
 

@@ -4,7 +4,9 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fedfa import keys, ledger, manifests, retention
-from fedfa.errors import InvalidSpec
+from fedfa.errors import InvalidSpec, NotFound
 from fedfa.federation import (
     Abandoned,
     Decision,
@@ -32,13 +34,14 @@ from fedfa.ledger import Ledger
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.replay import Mismatch, verify
+from fedfa.replica import decide
 from fedfa.spec import KeepBounded, parse
 from fedfa.store import DirectoryStore
-from fedfa.tensors import canonical_json
-from fedfa_aggregator.collector import Tended, plan
+from fedfa.tensors import canonical_json, sha256
+from fedfa_aggregator.collector import Collector, Tended, plan
 from tests.unit.builders import ATTEMPT, TEMPLATE, clients, submitted, update
-from tests.unit.sample_run import born, write_sample_run
-from tests.unit.test_ledger import run
+from tests.unit.sample_run import born, evaluate, write_sample_run
+from tests.unit.test_ledger import merged, run
 
 FED = "fed"
 
@@ -60,6 +63,7 @@ class Folder(RuleBasedStateMachine):
         self.values: dict[int, float] = {}  # accuracy by version
         self.committed: dict[int, str] = {}  # the model's key by version
         self.deliveries: set[str] = set()
+        self.ahead: dict[str, int] = {}  # models whose commit may still come, by key
         self.num_files = 0
 
     def teardown(self) -> None:
@@ -119,7 +123,9 @@ class Folder(RuleBasedStateMachine):
     @rule(behind=st.integers(-1, 3))
     def leave_a_model_without_its_commit(self, behind: int) -> None:
         version = max(0, self.value.state.version - behind)
-        self.put(keys.model(FED, version, digest_of(f"orphan {self.num_files}")))
+        key = keys.model(FED, version, digest_of(f"orphan {self.num_files}"))
+        self.put(key)
+        self.ahead[key] = version
 
     @rule(
         batch=st.lists(
@@ -209,6 +215,7 @@ class Folder(RuleBasedStateMachine):
         needed |= {keys.manifest(FED, n) for n in range(len(self.log))}
         needed |= {keys.spec(FED), keys.head(FED)}
         needed |= {keys.evaluation(FED, version) for version in self.values}
+        needed |= {key for key, version in self.ahead.items() if version > head.state.version}
         if self.is_running:
             needed |= {key for key in self.deliveries if self.may_be_decided(key)}
             reached = self.reached()
@@ -347,9 +354,9 @@ def digest_of(text: str) -> str:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"keep": "some"}, "retention: .*'all', 'bounded'"),
-        ({"keep_last": 5}, "'keep' says which one, and is missing"),
-        ({"keep": "all", "keep_last": 5}, "retention.all.keep_last: no such field"),
+        ({"keep": "some"}, "retention.*all.*bounded"),
+        ({"keep_last": 5}, "retention.*keep.*missing"),
+        ({"keep": "all", "keep_last": 5}, "retention.*keep_last: no such field"),
         ({"keep": "bounded", "keep_last": 0}, "keep_last: .*greater than or equal to 1"),
         ({"keep": "bounded", "keep_every": -1}, "keep_every: .*greater than or equal to 0"),
         ({"keep": "bounded", "min_age_seconds": -1}, "min_age_seconds: .*or equal to 0"),
@@ -373,6 +380,7 @@ def test_a_version_that_is_kept_for_ever_is_known_by_its_number() -> None:
 
 # -- verify, on a log whose old files are gone ------------------------------------------------
 
+WINDOW_OF_3 = {"rule": {"name": "fedfa-delta", "window": 3}}
 BOUNDED = {"keep": "bounded", "keep_last": 4, "min_age_seconds": 0.0}
 LATER = 1e12  # everything is old
 
@@ -471,7 +479,7 @@ def test_what_is_collected_while_it_verifies_moves_its_start(store: DirectorySto
 
 
 def begin_bounded(store: DirectoryStore) -> Ledger:
-    return born(store, FED, rule={"name": "fedfa-delta", "window": 3}, retention=BOUNDED)
+    return born(store, FED, retention=BOUNDED, evaluation={"every_versions": 1000}, **WINDOW_OF_3)
 
 
 def run_more(store: DirectoryStore, held: Ledger, updates: int) -> Ledger:
@@ -493,6 +501,56 @@ def test_the_best_and_the_final_model_stay(store: DirectoryStore) -> None:
     collect(store)
     # then
     assert versions(store) == [5, 23, 24, 25, 26]
+
+
+def test_the_first_model_at_the_target_stays_beside_a_better_one(store: DirectoryStore) -> None:
+    # given: of the older versions 10, 15 and 20 are at the target, and 20 is the best
+    goal = {"updates": 30, "target": {"metric": "accuracy", "value": 0.5}}
+    write_sample_run(store, retention=BOUNDED, stop=goal)
+    # when
+    collect(store)
+    # then: the stop that the scheduler derives from them names version 10
+    assert versions(store) == [10, 20, 23, 24, 25, 26]
+
+
+def test_the_final_model_stays_though_it_is_not_the_newest(store: DirectoryStore) -> None:
+    # given
+    held = run(store, begin_bounded(store), 20)
+    assert held.replica is not None
+    replica, decisions = decide(held.replica, Stopped("finished", "reached the target", 4))
+    ledger.commit(store, held, replica, decisions, writer="a", now=3.0)
+    # when
+    collect(store)
+    # then
+    assert versions(store) == [4, 15, 16, 17, 18]
+
+
+def test_a_running_federation_keeps_what_waits_for_its_evaluation(store: DirectoryStore) -> None:
+    # given: every version is due, 3 was evaluated, the newest four are 15 to 18
+    held = born(store, FED, retention=BOUNDED, evaluation={"every_versions": 1}, **WINDOW_OF_3)
+    run(store, held, 20)
+    evaluate(store, FED, 3, at=1.0)
+    # when
+    collect(store)
+    # then: the evaluated one, and the newest of those that wait
+    waiting = range(15 - retention.WAITING_KEPT, 15)
+    assert versions(store) == [3, *waiting, 15, 16, 17, 18]
+
+
+def test_nothing_goes_before_its_time(store: DirectoryStore) -> None:
+    # given: files of this moment
+    write_sample_run(store, retention={**BOUNDED, "min_age_seconds": 3600.0})
+    submission = manifests.submitted(store, FED)
+    policy = submission.spec.retention
+    assert isinstance(policy, KeepBounded)
+    # when
+    soon, later = (
+        len(list(plan(store, Tended(submission, policy), now=time.time() + seconds)))
+        for seconds in (3000, 4000)
+    )
+    # then
+    assert soon == 0
+    assert later > 30
 
 
 def test_an_unborn_federation_loses_nothing(store: DirectoryStore) -> None:
@@ -534,3 +592,93 @@ def test_a_federation_of_the_same_name_loses_nothing_to_the_old_ones_collector(
 def versions(store: DirectoryStore) -> list[int]:
     found = (keys.version_of(FED, info.key) for info in store.list(keys.models(FED)))
     return sorted(version for version in found if version is not None)
+
+
+class Stalling(DirectoryStore):
+    """A store whose reader stalls before its first look at an update: then `meanwhile` happens."""
+
+    def __init__(self, root: Path, meanwhile: Callable[[], object]) -> None:
+        super().__init__(root)
+        self.meanwhile: Callable[[], object] | None = meanwhile
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        if keys.job_of(FED, key) and self.meanwhile:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return super().get(key, max_bytes=max_bytes)
+
+
+def test_a_writer_that_stalls_while_it_loads_loads_the_newer_state(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    # given: what it was about to read is collected, because others go on
+    held = run(store, begin_bounded(store), 5)
+    stalling = Stalling(tmp_path, lambda: (run_more(store, held, 20), collect(store)))
+    # when
+    loaded = ledger.load(stalling, held.submission)
+    # then
+    assert loaded is not None
+    assert loaded.replica is not None
+    assert loaded.state.num_merged == 25
+
+
+class Expiring(DirectoryStore):
+    """A store with an expiry rule, which strikes when a manifest is about to be written."""
+
+    def create(self, key: str, body: bytes) -> None:
+        for info in self.list(keys.models(FED)):
+            self.delete(info.key)
+        super().create(key, body)
+
+
+def test_a_model_that_went_before_its_commit_is_written_again(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    # given
+    held = run(store, begin_bounded(store), 5)
+    assert held.replica is not None
+    replica, decisions = merged(store, held.replica, 6)
+    # when
+    held = ledger.commit(Expiring(tmp_path), held, replica, decisions, writer="a", now=3.0)
+    # then
+    model = held.head.manifest.model
+    assert model is not None
+    assert model.version == 4
+    assert sha256(store.get(model.key)) == model.digest
+
+
+def test_a_window_that_is_gone_for_good_cannot_be_loaded(store: DirectoryStore) -> None:
+    held = run(store, begin_bounded(store), 5)
+    store.delete(held.state.window[0].key)
+    with pytest.raises(NotFound, match=held.state.window[0].key):
+        ledger.load(store, held.submission)
+
+
+def test_a_thread_collects_whole_federations_beside_a_damaged_one(store: DirectoryStore) -> None:
+    # given
+    write_sample_run(store, retention=BOUNDED)
+    write_sample_run(store, "damaged", retention=BOUNDED)
+    newest = manifests.newest(store, "damaged")
+    assert newest is not None
+    store.put(keys.manifest("damaged", newest.manifest.n - 1), b"{")
+    models, damaged = (len(list(store.list(f"{name}/models/"))) for name in (FED, "damaged"))
+    ended = threading.Event()
+    # when
+    with Collector(store, on_end=ended.set) as collector:
+        for name in ("damaged", FED):
+            submission = manifests.submitted(store, name)
+            head = manifests.read(store, name, 0)
+            collector.tend(Ledger(submission, None, head, None))
+        wait_for(lambda: len(list(store.list(f"{FED}/models/"))) == 5)  # with the best one
+        assert not ended.is_set()
+    # then
+    assert ended.is_set()
+    assert models > 5
+    assert len(list(store.list("damaged/models/"))) == damaged
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)

@@ -235,7 +235,7 @@ class Worker:
                 template = modules.template_of(warm.module)
                 model = modules.read(warm.module, template)
                 frozen_digest = modules.frozen_digest(warm.module)
-                clients = tuple(Client(*item) for item in sorted(warm.task.clients().items()))
+                clients = tuple(Client(*item) for item in tasks.clients_of(warm.task).items())
             held.enter("delivering")
         return Birth(clients, template, frozen_digest), model
 

@@ -84,6 +84,7 @@ class Consumer(Link):
         self._actual: dict[str, str] = {}
         self._tags: dict[str, str] = {}
         self._was_cancelled = False
+        self._is_registered = False  # not while an exclusive queue may still be refused
         self._thread.start()
 
     def __iter__(self) -> Iterator[Delivery | None]:
@@ -92,9 +93,9 @@ class Consumer(Link):
 
     @property
     def is_consuming(self) -> bool:
-        """Registered at the broker, on an open channel: what readiness means."""
+        """Registered for every queue, on an open channel: what readiness means."""
         channel = self._channel
-        return channel is not None and channel.is_open
+        return channel is not None and channel.is_open and self._is_registered
 
     def ready(self) -> list[Delivery]:
         """What has arrived and was not handed out yet, without waiting: a backlog."""
@@ -169,6 +170,7 @@ class Consumer(Link):
                 self._stand_by(connection)
             finally:
                 with self._lock:
+                    self._is_registered = False
                     self._channel = None
                     self._inbox.clear()
 
@@ -198,6 +200,7 @@ class Consumer(Link):
             self._consume_or_cancel(name)
         self.is_standby = False
         self.epoch += 1
+        self._is_registered = True
         self._up()
         return channel
 

@@ -10,7 +10,7 @@ from fedfa.errors import BrokerUnavailable
 from fedfa.settings import BrokerSettings
 from fedfa.topology import QUORUM, Queue, Route
 
-NUM_DELIVERIES = 25  # RabbitMQ 4 drops a message at the 21st, unless it is told otherwise
+NUM_DELIVERIES = 25  # RabbitMQ 4 drops a message after 21, unless it is told otherwise
 LEFT_BEHIND_MS = 60_000  # after which the broker deletes what a broken visit left
 
 

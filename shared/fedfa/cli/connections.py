@@ -7,7 +7,7 @@ from pydantic_settings import BaseSettings
 
 from fedfa.errors import Misconfigured
 from fedfa.messages import AnyMessage
-from fedfa.settings import BrokerSettings, StoreSettings
+from fedfa.settings import BrokerSettings, StoreSettings, wrong_settings
 from fedfa.store import ObjectStore, from_settings
 from fedfa.topology import EVENTS
 
@@ -49,10 +49,4 @@ def _read(kind: type[S]) -> S:
     try:
         return kind()
     except ValidationError as error:
-        prefix = kind.model_config.get("env_prefix", "")
-        # Not the value: it may hold a password.
-        problems = [
-            f"{prefix}{'_'.join(str(part) for part in problem['loc']).upper()}: {problem['msg']}"
-            for problem in error.errors(include_url=False, include_input=False)
-        ]
-        raise Misconfigured("; ".join(problems)) from error
+        raise Misconfigured("; ".join(wrong_settings(kind, error))) from error

@@ -6,7 +6,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-EXIT_INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 PIPE_WIDTH = 300  # a table that goes into a file or a pipe is not folded to fit a screen
 
 out = Console(highlight=False)

@@ -10,13 +10,13 @@ import typer
 
 from fedfa import spec as specs
 from fedfa import submission
-from fedfa.cli import console, control, observe, results, views
+from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments, NewId, SpecFile
 from fedfa.errors import InvalidSpec
 from fedfa.history import History, HistoryReader
 from fedfa.spec import FederationSpec
 from fedfa.store import ObjectStore
-from fedfa.summary import summarize
+from fedfa.summary import headline_of, summarize
 
 if TYPE_CHECKING:
     from fedfa.local.stack import LocalStack
@@ -64,6 +64,7 @@ def run(
     _check_task(checked)
     federation = submission.new_id(spec.stem) if id is None else submission.check_id(id)
     folder = out or results.default_folder(federation)
+    results.make_folder("--out", folder)
     started = time.monotonic()
     try:
         stack = _stack(
@@ -79,7 +80,8 @@ def run(
             console.say(f"{federation}: {control.describe(checked)}")
             control.tell_scheduler(submitted, stack.broker_settings(), "submitted")
             history = observe.follow(HistoryReader(store, federation), tend=stack.supervise)
-            _write_results(store, history, folder, time.monotonic() - started)
+            with results.writing("--out", folder):
+                _write_results(store, history, folder, time.monotonic() - started)
             code = observe.exit_code(history)
             if verify:
                 code = max(code, _verify(store, federation))
@@ -87,7 +89,7 @@ def run(
                 _stay(stack)
     except KeyboardInterrupt:
         console.error(f"{federation}: interrupted; all processes are stopped")
-        raise typer.Exit(console.EXIT_INTERRUPTED) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     raise typer.Exit(code)
 
 
@@ -107,6 +109,8 @@ def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) ->
 def _stack(data: Path | None, **options: Any) -> "LocalStack":
     from fedfa.local.stack import LocalStack  # imports boto3
 
+    if data is not None:
+        results.make_folder("--data", data)
     stack = LocalStack(data, **options)
     console.say(f"starting {stack.description} ...")
     return stack
@@ -149,7 +153,7 @@ def _write_results(
     from fedfa.report import write  # imports matplotlib
 
     summary = summarize(history, now=time.time())
-    console.say(f"{summary.status}: {summary.reason}", views.STYLES[summary.status])
+    console.say(f"{summary.status}: {headline_of(summary.reason)}", views.STYLES[summary.status])
     if summary.best is not None:
         final = f"{summary.metric} {views.measured(summary.latest)}"
         console.say(f"{final}, best {views.measured(summary.best)}", "bold")

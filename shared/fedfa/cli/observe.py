@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfa import manifests, submission
-from fedfa.cli import connections, console, views
+from fedfa.cli import EXIT_INTERRUPTED, connections, console, views
 from fedfa.cli.control import Id
 from fedfa.errors import FedfaError, Unavailable
 from fedfa.history import History, HistoryReader
 from fedfa.store import ObjectStore
-from fedfa.summary import Summary, series, summarize
+from fedfa.summary import Summary, headline_of, series, summarize
 
 LOOK_SECONDS = 0.5  # between two looks at the bucket
 LINE_SECONDS = 5.0  # between two lines where there is no terminal
@@ -61,7 +61,7 @@ def watch(id: Id, json: Json = False) -> None:
         history = follow_as_json(reader) if json else follow(reader)
     except KeyboardInterrupt:
         console.err.print(f"{id} goes on; `fedfa stop {id}` ends it")
-        raise typer.Exit(console.EXIT_INTERRUPTED) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     raise typer.Exit(exit_code(history))
 
 
@@ -141,7 +141,7 @@ def _look(reader: HistoryReader) -> tuple[History | None, str]:
 
 def _line(history: History, trouble: str) -> str:
     summary = summarize(history, now=time.time())
-    extra = trouble or (summary.reason if summary.status != "running" else "")
+    extra = trouble or (headline_of(summary.reason) if summary.status != "running" else "")
     return f"{views.line(summary)}  {extra}".rstrip()
 
 
@@ -184,10 +184,11 @@ def _table(overview: list[dict[str, Any]]) -> Table:
     for column in ("version", "merged", "open"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("submitted", no_wrap=True)
-    table.add_column("reason", style="dim")
+    table.add_column("reason", style="dim", no_wrap=True)
     for one in overview:
+        reason = headline_of(one["reason"])
         if one["status"] == "unreadable":
-            table.add_row(one["federation"], Text("unreadable", "red"), *[""] * 6, one["reason"])
+            table.add_row(one["federation"], Text("unreadable", "red"), *[""] * 6, reason)
             continue
         submitted = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["created_at"]))
         table.add_row(
@@ -199,6 +200,6 @@ def _table(overview: list[dict[str, Any]]) -> Table:
             str(one["merged"]),
             str(one["open_jobs"]),
             submitted,
-            one["reason"],
+            reason,
         )
     return table

@@ -1,6 +1,8 @@
 """`fedfa report`, `fedfa export`, `fedfa verify`: what came of a federation."""
 
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +15,7 @@ from fedfa import ledger, manifests, replay
 from fedfa.cli import connections, console
 from fedfa.cli.control import Id
 from fedfa.cli.observe import Json
-from fedfa.errors import InvalidInput, NotFound
+from fedfa.errors import InvalidInput, Misconfigured, NotFound
 from fedfa.federation import Merged
 from fedfa.history import HistoryReader
 from fedfa.store import ObjectStore
@@ -27,6 +29,24 @@ def default_folder(federation: str) -> Path:
     return Path("runs") / federation
 
 
+@contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Tell a person, in a line, that what an option names cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise Misconfigured(
+            f"{option} {path}: cannot be written: {error.strerror}; name another place"
+        ) from error
+
+
+def make_folder(option: str, folder: Path) -> None:
+    with writing(option, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
 def report(
     id: Id,
     out: Annotated[
@@ -37,7 +57,9 @@ def report(
     from fedfa.report import write  # imports matplotlib
 
     history = HistoryReader(connections.store(), id).refresh()
-    console.say(f"report: {write(history, out or default_folder(id))}")
+    folder = out or default_folder(id)
+    with writing("--out", folder):
+        console.say(f"report: {write(history, folder)}")
 
 
 def export(
@@ -73,8 +95,10 @@ def export_model(store: ObjectStore, federation: str, version: int | None, path:
         "digest": reference.digest,  # of the object in the bucket
         "task": submission.spec.task.name,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(save({tensor.name: array for tensor, array in model.named()}, metadata))
+    body = save({tensor.name: array for tensor, array in model.named()}, metadata)
+    with writing("--out", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
     template = birth.template
     is_partial = birth.frozen_digest != sha256(b"")
     frozen = "; the task's frozen weights are not in it" if is_partial else ""

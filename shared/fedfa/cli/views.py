@@ -8,7 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedfa.summary import Measured, Summary
+from fedfa.summary import Measured, Summary, headline_of
 
 STYLES = {
     "waiting": "yellow",
@@ -51,6 +51,8 @@ def line(summary: Summary) -> str:
     parts.append(f"{summary.updates_per_second:.2f}/s")
     if summary.eta_seconds is not None:
         parts.append(f"eta {_eta(summary)}")
+    if summary.evaluation_error:
+        parts.append(f"evaluation {headline_of(summary.evaluation_error)}")
     return "  ".join(parts)
 
 
@@ -67,10 +69,13 @@ def panel(summary: Summary, values: Iterable[float] = (), *, note: str = "") -> 
     rows.add_row("speed", f"{summary.updates_per_second:.2f} updates/s")
     if summary.rejected or summary.abandoned:
         refused = f"{summary.rejected} rejected, {summary.abandoned} abandoned"
-        rows.add_row("refused", Text(refused, "yellow"))
+        last = f"; the last: {headline_of(summary.refusal)}" if summary.refusal else ""
+        rows.add_row("refused", Text(refused + last, "yellow"))
+    if summary.evaluation_error:
+        rows.add_row("evaluation", Text(headline_of(summary.evaluation_error), "yellow"))
     parts: list[RenderableType] = [rows]
     if summary.reason:
-        parts.append(Text(summary.reason, "dim"))
+        parts.append(Text(headline_of(summary.reason), "dim"))
     if note:
         parts.append(Text(note, "yellow"))
     style = STYLES[summary.status]

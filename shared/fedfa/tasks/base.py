@@ -142,6 +142,21 @@ def load(spec: FederationSpec, allowed: Sequence[str]) -> Task:
     return task
 
 
+def clients_of(task: Task) -> dict[str, int]:
+    """What clients() says, sorted by name, or InvalidSpec where it is not names and numbers."""
+    clients: object = task.clients()
+    if not isinstance(clients, Mapping):
+        raise InvalidSpec(f"task: clients() gave {clients!r:.100}; give a dict of name to number")
+    for name, number in clients.items():
+        is_count = isinstance(number, int) and number >= 0
+        if not isinstance(name, str) or not name or not is_count:
+            raise InvalidSpec(
+                f"task: clients() has {name!r:.100}: {number!r:.100}; give each client's name "
+                "as a str and its number of examples as an int"
+            )
+    return dict(sorted(clients.items()))
+
+
 def _installed(name: str) -> Any:
     found = entry_points(group=GROUP, name=name)
     if not found:
