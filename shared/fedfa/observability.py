@@ -20,12 +20,15 @@ from pydantic_settings import BaseSettings
 from pythonjsonlogger.json import JsonFormatter
 
 from fedfa import __version__
-from fedfa.errors import FedfaError, Misconfigured
+from fedfa.errors import FedfaError, Misconfigured, StoreUnavailable
 from fedfa.settings import BrokerSettings, ServiceSettings, StoreSettings, wrong_settings
+
+logger = logging.getLogger(__name__)
 
 EXIT_MISCONFIGURED = 64  # EX_USAGE: change the settings
 EXIT_FENCED = 70  # EX_SOFTWARE: another writer holds the federations; let Kubernetes back off
 LIVENESS_SECONDS = 120.0
+STORE_WAIT_SECONDS = 1.0
 
 S = TypeVar("S", bound=BaseSettings)
 Own = TypeVar("Own", bound=ServiceSettings)
@@ -128,6 +131,17 @@ def begin(service: str, kind: type[Own]) -> tuple[Own, BrokerSettings, StoreSett
     broker, store = settings_or_exit(BrokerSettings), settings_or_exit(StoreSettings)
     configure_logging(service, level=settings.log_level, as_json=settings.log_json)
     return settings, broker, store
+
+
+def await_bucket(prepare: Callable[[], None]) -> None:
+    """Prepare the bucket at a service's start; wait for as long as it gives no clear answer."""
+    while True:
+        try:
+            prepare()
+            return
+        except StoreUnavailable as error:
+            logger.warning("waiting for the bucket", extra={"reason": str(error)})
+            time.sleep(STORE_WAIT_SECONDS)
 
 
 def settings_or_exit(kind: type[S]) -> S:

@@ -136,8 +136,12 @@ def test_a_flipped_byte_gives_a_valid_message_or_invalid_message(at: int, byte: 
 
 @pytest.mark.parametrize(
     "numbers",
-    [{"task": "train"}, {"task": "train", "slot": 1}, {"task": "init", "slot": 1}]
-    + [{"task": "evaluate", "version": 1, "slot": 1}],
+    [
+        {"task": "train"},
+        {"task": "train", "slot": 1},
+        {"task": "init", "slot": 1},
+        {"task": "evaluate", "version": 1, "slot": 1},
+    ],
 )
 def test_a_fact_must_name_exactly_its_work(numbers: dict[str, Any]) -> None:
     fields = {"federation": "fed", "uid": UID, "attempt": ATTEMPT, "trainer": "t"}

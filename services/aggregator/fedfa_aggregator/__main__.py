@@ -12,6 +12,7 @@ from fedfa.errors import FedfaError, Fenced
 from fedfa.observability import (
     EXIT_FENCED,
     Pulse,
+    await_bucket,
     begin,
     end,
     ready,
@@ -31,8 +32,8 @@ def main() -> None:
     writer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         store = S3Store(store_settings)
-        store.ensure_bucket()
-        conformance.probe(store, now=time.time)
+        await_bucket(store.ensure_bucket)
+        await_bucket(lambda: conformance.probe(store, now=time.time))
         publisher = Publisher(broker_settings, name="aggregator")
         consumer = Consumer(
             broker_settings, [(UPDATES_QUEUE, settings.aggregator_prefetch)], name="aggregator"

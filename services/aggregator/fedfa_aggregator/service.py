@@ -83,6 +83,7 @@ class Batch:
     decisions: list[Decision] = field(default_factory=list)
     answered: list[Mail] = field(default_factory=list)
     is_complete: bool = False
+    is_birth: bool = False
 
 
 class Aggregator:
@@ -193,7 +194,7 @@ class Aggregator:
             try:
                 if ledger is None:
                     ledger = self._birth(federation, mail.message)
-                    batch.is_complete = True
+                    batch.is_complete = batch.is_birth = True
                 elif mail.message.uid == ledger.submission.uid:
                     self._decide(ledger, batch, mail.message)
             except Undecidable as error:
@@ -348,7 +349,7 @@ class Aggregator:
             raise Undecidable(f"federation {federation}: no such spec.json in the bucket") from None
 
     def _log(self, ledger: Ledger, batch: Batch) -> None:
-        if not (batch.decisions or ledger.head.manifest.n == manifests.FIRST):
+        if not (batch.decisions or batch.is_birth):
             return
         manifest = ledger.head.manifest
         extra = {

@@ -8,6 +8,7 @@ from fedfa.broker import Consumer, Publisher
 from fedfa.errors import FedfaError
 from fedfa.observability import (
     Pulse,
+    await_bucket,
     begin,
     end,
     ready,
@@ -17,10 +18,9 @@ from fedfa.s3 import S3Store
 from fedfa.topology import BROADCAST_QUEUE, EVENTS_QUEUE
 from fedfa_scheduler.fleet import Fleet
 from fedfa_scheduler.leases import Attempts
-from fedfa_scheduler.service import Scheduler, run
+from fedfa_scheduler.service import PREFETCH, Scheduler, run
 from fedfa_scheduler.settings import SchedulerSettings
 
-PREFETCH = 200
 OUTAGE_SECONDS = 5.0  # the loop itself tries again, and must go on listening
 
 
@@ -32,7 +32,7 @@ def main() -> None:
         update={"reconnect_max_seconds": reconnect_seconds}
     )
     try:
-        S3Store(store_settings).ensure_bucket()
+        await_bucket(S3Store(store_settings).ensure_bucket)
         store = S3Store(store_settings.model_copy(update={"outage_seconds": outage_seconds}))
         publisher = Publisher(broker_settings, name="scheduler")
         consumer = Consumer(

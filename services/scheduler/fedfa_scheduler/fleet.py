@@ -78,6 +78,7 @@ class Fleet:
         self._trainers: dict[str, float] = {}  # when each was heard last; the longest ago first
         self._attempts = attempts
         self._settled_at: float | None = None  # None until the event queue is drained
+        self._is_behind = False
         self._pools_seen = {DEFAULT_POOL}
         self._short: dict[str, dict[Work, str]] = {}  # pool -> {waiting: attempt} at a low count
 
@@ -93,13 +94,25 @@ class Fleet:
             for lease in known.leases.values():
                 lease.after_gap()
 
+    def fell_behind(self) -> None:
+        """This scheduler stood still, or was busy, for long: heartbeats wait to be heard.
+
+        It never lost its queue, so nothing else can have happened. Nothing is asked or looked up
+        again, which would keep a busy scheduler busy for ever.
+        """
+        self._is_behind = True
+
+    def caught_up(self) -> None:
+        """Whatever waited is heard."""
+        self._is_behind = False
+
     def drained(self, now: float) -> None:
         """The event queue is empty: from here on trainers have one lease_ttl to be heard."""
         if self._settled_at is None:
             self._settled_at = now + self.lease_ttl_seconds
 
     def is_settled(self, now: float) -> bool:
-        return self._settled_at is not None and now >= self._settled_at
+        return not self._is_behind and self._settled_at is not None and now >= self._settled_at
 
     # -- what the bucket says -------------------------------------------------------------------
 
@@ -392,7 +405,8 @@ class Fleet:
 
     def _may_be_lost(self, lease: Lease, now: float) -> bool:
         # A second InitModel costs little and its first answer wins: do not let a newcomer wait.
-        return self.is_settled(now) or (lease.task == "init" and self._settled_at is not None)
+        may_init = not self._is_behind and self._settled_at is not None
+        return self.is_settled(now) or (lease.task == "init" and may_init)
 
     def _lease(self, federation: str, work: Work) -> Lease | None:
         known = self.federations.get(federation)

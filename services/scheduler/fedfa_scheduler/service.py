@@ -54,6 +54,7 @@ from fedfa_scheduler.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
+PREFETCH = 200
 PUBLISH_SECONDS = 10.0  # how long one confirm is waited for
 REST_SECONDS = 5.0  # after an outage: only listen
 BUSY_SECONDS = 1.0  # then listen again, and go on in the next turn
@@ -90,6 +91,7 @@ class Scheduler:
         self._unix_clock = unix_clock
         self._epoch: int | None = None  # None: not acting
         self._has_gap = True  # messages may have been missed
+        self._num_unheard = 0  # messages that may have waited while the loop stood still
         self._last_turn = clock()
         self._pause_seconds = settings.lease_ttl_seconds / 2  # silent for longer: it was paused
         self._reconcile_at = self._discover_at = self._rest_until = float("-inf")
@@ -106,9 +108,16 @@ class Scheduler:
         if not is_active:
             self._epoch = self._shown = None
             return
-        if epoch != self._epoch or now - last > self._pause_seconds:
+        if epoch != self._epoch:
             self._epoch, self._has_gap = epoch, True
         try:
+            if now - last > self._pause_seconds:
+                self._num_unheard = PREFETCH + self._publisher.counts(EVENTS_QUEUE.name)[0]
+                self._fleet.fell_behind()
+            elif self._num_unheard > 0:
+                self._num_unheard = 0 if delivery is None else self._num_unheard - 1
+            if self._num_unheard == 0:
+                self._fleet.caught_up()
             if self._has_gap and not self._is_resting:
                 self._resume()
             elif delivery is None:
@@ -196,11 +205,9 @@ class Scheduler:
         self._reconcile_at = self._discover_at = float("-inf")
 
     def _reconcile(self) -> None:
-        now = self._clock()
-        self._reconcile_at = now + self._settings.reconcile_interval_seconds
-        if now >= self._discover_at:
+        if self._clock() >= self._discover_at:
             self._discover()
-            self._discover_at = now + self._settings.discover_interval_seconds
+            self._discover_at = self._clock() + self._settings.discover_interval_seconds
         for known in list(self._fleet.federations.values()):
             if not known.needs_nothing:
                 self._observe(known)
@@ -210,6 +217,8 @@ class Scheduler:
         metrics.dead_letters_waiting.set(self._publisher.counts(DEAD_QUEUE.name)[0])
         if self._publisher.counts(EVENTS_QUEUE.name)[0] == 0:
             self._fleet.drained(self._clock())
+        # From its end on: one that takes long must leave time for the messages.
+        self._reconcile_at = self._clock() + self._settings.reconcile_interval_seconds
         self._show()
 
     def _discover(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,6 +112,9 @@ def _stack(data: Path | None, **options: Any) -> "LocalStack":
 
     if data is not None:
         results.make_folder("--data", data)
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C, or a temporary folder stays
+        if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores SIGHUP: so do we
+            signal.signal(ending, signal.default_int_handler)
     stack = LocalStack(data, **options)
     console.say(f"starting {stack.description} ...")
     return stack

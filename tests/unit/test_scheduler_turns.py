@@ -1,0 +1,67 @@
+"""The scheduler's loop under a virtual clock: a slow bucket makes it slow, and nothing worse."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from fedfa import keys
+from fedfa.broker import Publisher
+from fedfa.messages import AnyMessage, InitModel, RollCall
+from fedfa.store import DirectoryStore
+from fedfa.topology import Route
+from fedfa_scheduler.fleet import Fleet
+from fedfa_scheduler.leases import Attempts
+from fedfa_scheduler.service import Scheduler
+from fedfa_scheduler.settings import SchedulerSettings
+from tests.unit.builders import submitted
+
+NUM_FEDERATIONS = 30
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowStore(DirectoryStore):
+    """Every read takes a while, by the virtual clock."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        super().__init__(root)
+        self._clock = clock
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        self._clock.now += 0.1
+        return super().get(key, max_bytes=max_bytes)
+
+
+class Sent(list[AnyMessage]):
+    """A broker's end of the wire: it keeps what is published, in empty queues."""
+
+    def publish(self, message: AnyMessage, route: Route, **_: Any) -> None:
+        self.append(message)
+
+    def counts(self, queue_name: str) -> tuple[int, int]:
+        return 0, 0
+
+
+def test_turns_longer_than_a_lease_are_no_gaps_and_every_federation_is_served(
+    tmp_path: Path,
+) -> None:
+    clock, sent = Clock(), Sent()
+    store = SlowStore(tmp_path, clock)
+    for number in range(NUM_FEDERATIONS):
+        submission = submitted(f"fed-{number}")
+        store.create(keys.spec(f"fed-{number}"), submission.model_dump_json(by_alias=True).encode())
+    settings = SchedulerSettings(lease_ttl_seconds=3.0, reconcile_interval_seconds=1.0)
+    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
+    publisher = cast(Publisher, sent)
+    scheduler = Scheduler(fleet, store, publisher, settings, clock=clock, unix_clock=lambda: 1000.0)
+    for _ in range(60):
+        clock.now += 0.2
+        scheduler.turn(None, epoch=1, is_active=True)
+    asked_for = {message.federation for message in sent if isinstance(message, InitModel)}
+    assert len(asked_for) == NUM_FEDERATIONS
+    assert sum(isinstance(message, RollCall) for message in sent) == 1
