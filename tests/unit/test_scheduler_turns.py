@@ -53,7 +53,7 @@ def test_turns_longer_than_a_lease_are_no_gaps_and_every_federation_is_served(
     clock, sent = Clock(), Sent()
     store = SlowStore(tmp_path, clock)
     for number in range(NUM_FEDERATIONS):
-        submission = submitted(f"fed-{number}")
+        submission = submitted(f"fed-{number}").model_copy(update={"uid": f"{number:032x}"})
         store.create(keys.spec(f"fed-{number}"), submission.model_dump_json(by_alias=True).encode())
     settings = SchedulerSettings(lease_ttl_seconds=3.0, reconcile_interval_seconds=1.0)
     fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
