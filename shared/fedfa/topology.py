@@ -65,7 +65,7 @@ def buried_because(reason: str) -> dict[str, str]:
 
 
 # RabbitMQ 4 drops a message after 21 deliveries by default, and every lost connection and every
-# look at a dead letter counts as one. (-1 means "never", but on 3.10 it drops at the second.)
+# look at a dead letter counts as one. (-1 means "never", but with it 3.10 drops after one.)
 QUORUM: dict[str, str | bool | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 UPDATES_QUEUE = Queue("fedfa.updates", UPDATES, QUORUM | {"x-single-active-consumer": True})
 EVENTS_QUEUE = Queue("fedfa.events", EVENTS, {"x-queue-type": "classic"}, exclusive=True)

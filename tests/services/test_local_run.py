@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.numpy import load_file
 
@@ -95,6 +96,37 @@ def test_processes_are_gone_after_the_stack(tmp_path: Path) -> None:
         processes = list(stack.processes.values())
         assert all(process.is_running for process in processes)
     assert not any(process.is_running for process in processes)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, ending: signal.Signals) -> None:
+    # given a run whose federation was just submitted
+    spec, temporary = tmp_path / "tiny.yaml", tmp_path / "tmp"
+    spec.write_text(TINY)
+    temporary.mkdir()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
+    run = subprocess.Popen(
+        [sys.executable, "-m", "fedfa.cli", "local", "run", spec, "--trainers", "1"],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert run.stdout is not None
+    while "digits on 6 clients" not in run.stdout.readline():
+        assert run.poll() is None
+    children = psutil.Process(run.pid).children(recursive=True)
+    # when
+    run.send_signal(ending)
+    said, _ = run.communicate(timeout=60)
+    # then
+    assert run.returncode == 130
+    assert "interrupted; all processes are stopped" in said
+    assert "Traceback" not in said
+    assert len(children) == 3
+    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_service_that_cannot_start_shows_the_end_of_its_log(

@@ -115,7 +115,9 @@ class Services:
         )
         store, publisher = self.store(life), self.publisher(life)
         settings = trainer_settings(life.name, self.scenario.jobs_per_trainer)
-        consumer = cast(Consumer, SimConsumer(self.broker, life, queues(settings.pools)))
+        consumer = cast(
+            Consumer, SimConsumer(self.broker, life, queues(settings.pools), idle_seconds=2.0)
+        )
         bucket = Bucket(store)
         worker = SimWorker(self, life, store, bucket, publisher, runtime)
         trainer = Trainer(settings, consumer, publisher, bucket, worker, runtime=runtime)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from fedfa import keys
+from fedfa import keys, submission
 from fedfa.cli import main, observe, results, views
-from fedfa.errors import NotFound
+from fedfa.errors import Misconfigured, NotFound
 from fedfa.history import HistoryReader, find_model
 from fedfa.ledger import read_model
 from fedfa.local.processes import free_port
@@ -21,7 +21,8 @@ from fedfa.manifests import birth_of
 from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore
 from fedfa.submission import ID, new_id
-from fedfa.summary import Summary, summarize
+from fedfa.summary import Summary, headline_of, summarize
+from fedfa.tensors import canonical_json
 from tests.unit.builders import submitted
 from tests.unit.sample_run import born, write_sample_run
 
@@ -155,6 +156,42 @@ def test_a_malformed_id_is_refused(fedfa: Fedfa, tmp_path: Path) -> None:
     assert_one_line(fedfa("submit", path, "--id", "../x", **nowhere()), "'../x'", "a-z")
 
 
+@pytest.mark.parametrize("id", ["", "../x", "A", "\uff11"])
+@pytest.mark.parametrize(
+    "command", ["status", "watch", "stop", "report", "export", "verify", "submit", "local"]
+)
+def test_what_cannot_be_an_id_is_refused_before_anything_else(
+    fedfa: Fedfa, tmp_path: Path, command: str, id: str
+) -> None:
+    spec = spec_file(tmp_path, "clients: 4")
+    arguments = {
+        "submit": ["submit", spec, "--id", id],
+        "local": ["local", "run", spec, "--id", id],
+    }
+    done = fedfa(*arguments.get(command, [command, id]), **nowhere())
+    assert_one_line(done, f"id: {id!r}", "a-z, 0-9 and -")
+
+
+def test_an_assignment_whose_value_is_no_yaml_is_named(fedfa: Fedfa, tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "clients: 4")
+    assert_one_line(fedfa("submit", path, "--set", "seed=[", **nowhere()), "'seed=['")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["local", "up", "--data"], ["local", "run", "SPEC", "--out"]]
+)
+def test_a_folder_that_cannot_be_made_is_named_before_anything_starts(
+    fedfa: Fedfa, tmp_path: Path, arguments: list[str]
+) -> None:
+    # given a file where the folder should be
+    spec = spec_file(tmp_path, "clients: 4")
+    words = [spec if word == "SPEC" else word for word in arguments]
+    # when
+    done = fedfa(*words, spec / "folder")
+    # then
+    assert_one_line(done, arguments[-1], str(spec / "folder"), "name another place")
+
+
 @pytest.mark.parametrize("assignment", ["rule.window", "=3", "clients.x=1"])
 def test_an_assignment_that_sets_no_field_is_refused(
     fedfa: Fedfa, tmp_path: Path, assignment: str
@@ -176,9 +213,16 @@ def test_an_unreachable_store_is_named(fedfa: Fedfa, command: list[str]) -> None
     assert_one_line(fedfa(*command, **settings), settings["FEDFA_S3_ENDPOINT"])
 
 
-def test_a_wrong_setting_is_named_without_its_value(fedfa: Fedfa) -> None:
+def test_an_endpoint_that_is_no_address_is_named_and_not_the_credentials(fedfa: Fedfa) -> None:
+    settings = nowhere() | {"FEDFA_S3_ENDPOINT": "http://127.0.0.1:99999999"}
+    done = fedfa("status", **settings)
+    assert_one_line(done, "correct FEDFA_S3_ENDPOINT")
+    assert "SECRET_KEY" not in done.stderr
+
+
+def test_a_wrong_setting_is_named_with_its_purpose_and_without_its_value(fedfa: Fedfa) -> None:
     done = fedfa("status", FEDFA_S3_ENDPOINT="http://me:secret@host")
-    assert_one_line(done, "FEDFA_S3_ENDPOINT")
+    assert_one_line(done, "FEDFA_S3_ENDPOINT", "URL of the S3 server, without credentials")
     assert "secret" not in done.stderr
 
 
@@ -222,6 +266,14 @@ def test_an_exported_model_loads_without_us(store: DirectoryStore, tmp_path: Pat
         assert tensors[tensor.name].tobytes() == array.tobytes()
     assert "version 26" in text
     assert "6 trained parameters" in text
+
+
+def test_a_model_that_cannot_be_written_is_told_in_a_line(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    write_sample_run(store)
+    with pytest.raises(Misconfigured, match=r"--out .* cannot be written: Is a directory"):
+        results.export_model(store, "fed", None, tmp_path)
 
 
 def test_any_version_can_be_exported(store: DirectoryStore, tmp_path: Path) -> None:
@@ -310,6 +362,38 @@ def test_the_json_of_a_summary_is_plain(store: DirectoryStore) -> None:
     summary = summarize(HistoryReader(store, "fed").refresh(), now=0)
     assert json.loads(json.dumps(summary.as_json())) == asdict(summary)
     assert isinstance(summary, Summary)
+
+
+def test_a_refused_job_and_a_failed_evaluation_show_why_without_lines_of_code(
+    store: DirectoryStore,
+) -> None:
+    # given
+    write_sample_run(store)
+    reason = 'failed 3 times, at last: KeyError: x\n  File "task.py", line 9, in evaluate\n    x'
+    body = canonical_json({"version": 99, "at": 1e6, "error": reason}).encode()
+    store.put(keys.evaluation("fed", 99), body)
+    # when
+    summary = summarize(HistoryReader(store, "fed").refresh(), now=0)
+    # then
+    assert summary.evaluation_error == reason
+    assert headline_of(reason) == "failed 3 times, at last: KeyError: x"
+    assert "evaluation failed 3 times, at last: KeyError: x" in views.line(summary)
+    assert "task.py" not in views.line(summary)
+    assert summary.refusal
+
+
+def test_a_federation_that_waits_long_for_its_first_model_says_where_to_look(
+    store: DirectoryStore,
+) -> None:
+    submission.submit(store, FederationSpec(clients=4), "fed")
+    created = submission.submitted(store, "fed").created_at
+    soon, late = (
+        summarize(HistoryReader(store, "fed").refresh(), now=created + seconds).reason
+        for seconds in (1, 60)
+    )
+    assert "has the task digits" in soon
+    assert "logs" not in soon
+    assert "logs" in late
 
 
 def test_durations_are_short() -> None:

@@ -15,7 +15,7 @@ from fedfa.spec import load as load_spec
 from fedfa.spec import parse
 from fedfa.store import from_settings
 from fedfa.tasks import cifar10
-from fedfa.tasks.base import load, task_names
+from fedfa.tasks.base import clients_of, load, task_names
 from fedfa.tasks.digits import Digits
 
 HERE = __name__
@@ -90,6 +90,24 @@ def test_a_module_that_is_not_allowed_is_not_even_imported(allowed):
 def test_an_allowed_module_or_class_that_is_missing_is_an_unknown_task(name):
     with pytest.raises(UnknownTask, match=f"{name} does not load"):
         load(spec_for(name), allowed=["*"])
+
+
+@pytest.mark.parametrize(
+    "clients", [None, ["a"], {0: 5}, {"a": "5"}, {"a": -1}, {"": 1}, {"a": 1.5}]
+)
+def test_clients_that_are_not_names_and_counts_are_refused(clients):
+    task = load(spec_for("digits"), allowed=[])
+    task.clients = lambda: clients
+
+    with pytest.raises(InvalidSpec, match=r"clients\(\) "):
+        clients_of(task)
+
+
+def test_clients_are_sorted_by_name():
+    task = load(spec_for("digits"), allowed=[])
+    task.clients = lambda: {"b": 1, "a": 2}
+
+    assert list(clients_of(task).items()) == [("a", 2), ("b", 1)]
 
 
 def test_a_class_that_lacks_methods_is_refused_with_their_names():

@@ -290,3 +290,13 @@ def test_an_evaluation_without_a_loss_is_refused():
 
     with pytest.raises(InvalidSpec, match="no 'loss'"):
         training.evaluate(task, module, modules.read(module, modules.template_of(module)), CPU)
+
+
+def test_an_evaluation_that_is_no_dict_is_refused():
+    spec = spec_with()
+    task = Regression(spec)
+    task.evaluate = lambda model: None
+    module = task.model()
+
+    with pytest.raises(InvalidSpec, match="gave None; give a dict of numbers"):
+        training.evaluate(task, module, modules.read(module, modules.template_of(module)), CPU)
