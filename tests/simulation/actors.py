@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 
+from fedfa import keys
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import Cancelled, Fenced
 from fedfa.messages import TrainJob
@@ -222,12 +223,14 @@ class SimWorker(Worker):
             finished.started_at,
             finished.train_seconds,
         )
-        self._faulty.spoils = {
+        folder = keys.updates_of(job.federation, job.slot, job.generation)
+        ways: dict[str, Callable[[bytes], bytes | None]] = {
             "cut": lambda body: body[:-3],
             "missing": lambda body: None,
             "digest": lambda body: body[:-1] + bytes([body[-1] ^ 1]),
-        }.get(way, lambda body: body)
+        }
+        self._faulty.spoils[folder] = ways.get(way, lambda body: body)
         try:
             super()._deliver(held, job, spoiled)
         finally:
-            self._faulty.spoils = None
+            del self._faulty.spoils[folder]

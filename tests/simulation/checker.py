@@ -68,6 +68,7 @@ class Checker:
         self._confirmed: list[JobKey] = []
         self._buried: list[AnyMessage] = []
         self._said: dict[JobKey, tuple[Life, float, float]] = {}  # a holder: said so first, last
+        self._stop_wanted: set[str] = set()  # uids
         self._wiped_at = float("-inf")
 
     @property
@@ -91,6 +92,8 @@ class Checker:
             submission = Submitted.model_validate_json(body)
             self.runs[submission.uid] = Run(submission)
             self.current[federation] = submission.uid
+        elif rest == "stop.json":
+            self._stop_wanted.add(self.current[federation])
         elif rest.startswith("manifests/"):
             self._committed(federation, key, body)
         elif rest.startswith("updates/") and self._is_good(federation, key, body):
@@ -123,6 +126,8 @@ class Checker:
             self.fail(f"{key} follows the end of the federation")
         for decision in manifest.decisions:
             self._decided(run, decision, manifest.n)
+        if manifest.state.status == "stopped" and manifest.uid not in self._stop_wanted:
+            self.fail(f"{key}: stopped, which nobody wanted: {manifest.state.reason}")
         gave_up = manifest.state.reason.startswith("the initialisation failed")
         failures = self.failures[_init(manifest.uid)]
         if gave_up and failures < run.submission.spec.limits.max_attempts:
@@ -292,6 +297,10 @@ class Checker:
         return store.exists(keys.evaluation(run.submission.federation, final))
 
     def finish(self, store: ObjectStore) -> None:
+        for problem in self.world.problems:
+            self.fail(problem)
+        if self.violations:
+            return  # it was cut short
         for federation, uid in self.current.items():
             run = self.runs[uid]
             listed = [info.key for info in store.list(f"{federation}/manifests/")]
@@ -311,8 +320,6 @@ class Checker:
         for message in self._buried:
             if isinstance(message, UpdateReady) and message.uid in self.current.values():
                 self.fail(f"the update of {message.job} was dead-lettered")
-        for problem in self.world.problems:
-            self.fail(problem)
 
 
 def _job(fact: JobFacts) -> JobKey:

@@ -2,7 +2,7 @@
 
 import pytest
 
-SCHEDULES = 20_000
+SCHEDULES = 3_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -97,8 +97,7 @@ class Faults:
 
         def jump() -> None:
             host = random.choice(hosts)
-            host.clock_offset += random.choice((1.0, 6.0, 30.0))
-            host.life.last_stall = self.world.now  # as after a suspension
+            host.clock_offset += random.choice((0.2, 1.0, 2.0))  # a pause is a stall
             host.unix_offset += random.choice((-60.0, -5.0, 5.0))
             self.world.note(host.name, "its clocks jump")
 

@@ -259,8 +259,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a message of a deleted and resubmitted federation": Mutation(
         replaces(Aggregator, "_open", any_uid_is_served),
-        scenario={"resubmits": True, "train_seconds": (1.0, 14.0), "stops_at": 8.0},
-        faults={"drops_hints": 1.0},
+        scenario={"resubmits": True, "train_seconds": (1.0, 3.0), "calm_at": 40.0},
+        faults={"drops_hints": 1.0, "stall": 1.5, "stall_roles": ("trainer", "scheduler")},
     ),
     "leases expired after the scheduler's own pause": Mutation(
         replaces(Scheduler, "__init__", own_pause_expires_leases),

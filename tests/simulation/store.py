@@ -67,7 +67,7 @@ class FaultyStore:
 
     def __init__(self, life: Life, memory: MemoryStore, faults: Faults) -> None:
         self._life, self._memory, self._faults = life, memory, faults
-        self.spoils: Callable[[bytes], bytes | None] | None = None  # of the next update's upload
+        self.spoils: dict[str, Callable[[bytes], bytes | None]] = {}  # uploads, by their folder
 
     @property
     def name(self) -> str:
@@ -81,9 +81,10 @@ class FaultyStore:
 
     def put(self, key: str, body: bytes) -> None:
         spoiled: bytes | None = body
-        if self.spoils is not None and "/updates/" in key:
+        spoil = self.spoils.get(key.rpartition("/")[0] + "/")
+        if spoil is not None:
             self._memory.checker.spoiled.add(key)
-            spoiled = self.spoils(body)
+            spoiled = spoil(body)
         if spoiled is not None:
             kept = spoiled
             self._do("put", key, lambda: self._memory.put(key, kept))
