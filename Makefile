@@ -1,13 +1,14 @@
 # Two commands do everything: `make demo` and `make test`. Both install what is missing.
 PYTHON ?= python3
 VENV := .venv
+WORKERS ?= 3
 BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell command -v rabbitmq-server))
 # A Debian 13 with RabbitMQ 4, made once with debootstrap (0.5 GB).
 RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
 
-.PHONY: help setup rabbitmq demo test test-fast test-rabbit4 soak chaos check format clean
+.PHONY: help setup rabbitmq demo test test-faults test-fast test-rabbit4 soak chaos check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -28,11 +29,15 @@ endif
 demo: setup  ## train the digits federation on a real broker and a real bucket, then verify it
 	$(BIN)/fedfa local run examples/digits.yaml --trainers 2 --jobs-per-trainer 4 --verify
 
-test: setup  ## every test, on a real RabbitMQ and a real S3 server
-	$(BIN)/python -m pytest
+test: setup  ## the tests, on a real RabbitMQ and a real S3 server
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not faults"
+
+test-faults: setup  ## minutes of kills, stalls, cuts and full disks; 20,000 simulated schedules
+	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest tests/simulation --schedules 20000
 
 test-fast: $(VENV)/.installed  ## the tests that need no server
-	$(BIN)/python -m pytest -m "not services"
+	$(BIN)/python -m pytest -m "not services and not faults"
 
 test-rabbit4: setup  ## the tests with servers, on RabbitMQ 4 in a Debian 13 root; as root
 	tests/rabbitmq4-root.sh $(RABBITMQ4_ROOT)

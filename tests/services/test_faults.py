@@ -33,7 +33,10 @@ from tests.services.faults import (
     world,
 )
 
-pytestmark = pytest.mark.timeout(300)  # each takes 5 to 20 s on two idle cores
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(300),
+]  # each takes 5 to 20 s on two idle cores
 
 TRAINERS = ("trainer-1", "trainer-2")
 WAITS = "the work waits for the store"

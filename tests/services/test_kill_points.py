@@ -26,7 +26,10 @@ BIRTH_STEPS = (
 )
 OF_HOPELESS = ("scheduler.before_abandon", "scheduler.before_evaluation_failure")
 
-pytestmark = pytest.mark.timeout(600 * ROUNDS)  # each takes 10 to 40 s on two idle cores
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(600 * ROUNDS),
+]  # each takes 10 to 40 s on two idle cores
 
 
 @pytest.fixture(scope="module")

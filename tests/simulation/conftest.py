@@ -2,7 +2,7 @@
 
 import pytest
 
-SCHEDULES = 3_000
+SCHEDULES = 1_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -48,7 +48,7 @@ class Scenario:
             evaluation_fails=random.choice((0.0, 0.0, 0.0, 0.3)),
             stops_at=random.uniform(0, 15) if endless or random.random() < 0.15 else None,
             resubmits=random.random() < 0.1,
-            calm_at=random.choice((10.0, 20.0, 40.0)),
+            calm_at=random.choice((8.0, 15.0, 30.0)),
         )
 
 

@@ -102,8 +102,10 @@ class Fleet:
         """
         self._is_behind = True
 
-    def caught_up(self) -> None:
-        """Whatever waited is heard."""
+    def caught_up(self, now: float) -> None:
+        """Whatever waited is heard; trainers have one more lease_ttl to be heard."""
+        if self._is_behind and self._settled_at is not None:
+            self._settled_at = now + self.lease_ttl_seconds
         self._is_behind = False
 
     def drained(self, now: float) -> None:

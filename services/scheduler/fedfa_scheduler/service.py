@@ -117,7 +117,7 @@ class Scheduler:
             elif self._num_unheard > 0:
                 self._num_unheard = 0 if delivery is None else self._num_unheard - 1
             if self._num_unheard == 0:
-                self._fleet.caught_up()
+                self._fleet.caught_up(now)
             if self._has_gap and not self._is_resting:
                 self._resume()
             elif delivery is None:
