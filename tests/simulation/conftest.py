@@ -2,7 +2,7 @@
 
 import pytest
 
-SCHEDULES = 1_000
+SCHEDULES = 2_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
