@@ -39,9 +39,9 @@ test-faults: setup  ## minutes of kills, stalls, cuts and full disks; 20,000 sim
 test-fast: $(VENV)/.installed  ## the tests that need no server
 	$(BIN)/python -m pytest -m "not services and not faults"
 
-test-rabbit4: setup  ## the tests with servers, on RabbitMQ 4 in a Debian 13 root; as root
+test-rabbit4: setup  ## the tests with servers but the long fault suite, on RabbitMQ 4 in a Debian 13 root; as root
 	tests/rabbitmq4-root.sh $(RABBITMQ4_ROOT)
-	FEDFA_RABBITMQ_ROOT=$(RABBITMQ4_ROOT) $(BIN)/python -m pytest tests/services
+	FEDFA_RABBITMQ_ROOT=$(RABBITMQ4_ROOT) $(BIN)/python -m pytest tests/services -m "not faults"
 
 chaos: setup  ## MINUTES (30) of random faults on real processes, then every invariant
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))

@@ -58,10 +58,6 @@ class Publisher(Link):
         self._declared: set[str] = set()  # exchanges, on this connection
         self._thread.start()
 
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None and self._failures == 0
-
     def publish(
         self,
         message: AnyMessage | bytes,
