@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedfa.complaints import describe
 from fedfa.errors import InvalidSpec
-from fedfa.messages import FederationId, Uid
+from fedfa.messages import FederationId, PoolName, Uid
 
 Scalar = str | int | float | bool | None
 
@@ -215,6 +215,8 @@ class KeepBounded(Section):
     )
 
 
+Pattern = Annotated[str, Field(min_length=1, max_length=200)]  # as in "hospital-a-*"
+
 RetentionChoice = Annotated[KeepAll | KeepBounded, Field(discriminator="keep")]
 
 
@@ -228,6 +230,11 @@ class FederationSpec(Section):
         default=None, ge=1, description="clients to split the data into; natural splits need none"
     )
     partition: PartitionChoice = Iid()
+    pools: dict[PoolName, Annotated[tuple[Pattern, ...], Field(min_length=1)]] = Field(
+        default={},
+        description="which clients' data lies with the trainers of which pool, as patterns of "
+        "client names; all others are in `default`",
+    )
     local: LocalTraining = LocalTraining(epochs=1)
     delay: Delay = Delay()
     evaluation: Evaluation = Evaluation()

@@ -28,6 +28,7 @@ from fedfa.federation import (
     Decision,
     Federation,
     Job,
+    PoolChanged,
     Rejected,
     Stopped,
     is_evaluation_due,
@@ -38,6 +39,7 @@ from fedfa.messages import (
     AbandonJob,
     AnyMessage,
     InitReady,
+    MarkPool,
     ModelReady,
     StopFederation,
     UpdateReady,
@@ -55,7 +57,7 @@ from fedfa_aggregator.inspection import fetch
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[AnyMessage | bytes, Route, dict[str, str]], None]
-Decidable = UpdateReady | AbandonJob | StopFederation
+Decidable = UpdateReady | AbandonJob | StopFederation | MarkPool
 FENCED_AGAIN_SECONDS = 60.0
 
 
@@ -229,6 +231,13 @@ class Aggregator:
                 raise Ahead(f"final_version {message.final_version}, the newest is {version}")
             final = version if message.final_version is None else message.final_version
             decided = decide(replica, Stopped(message.status, message.reason, final))
+        elif isinstance(message, MarkPool):
+            num_changes = federation.num_changes(message.pool)
+            if message.change <= num_changes:
+                return
+            if message.change > num_changes + 1:
+                raise Ahead(f"change {message.change} of {message.pool}, the last is {num_changes}")
+            decided = decide(replica, PoolChanged(message.pool, message.change, message.outcome))
         else:
             job = Job(message.slot, message.generation)
             standing = federation.standing(job)
