@@ -98,7 +98,7 @@ class Faults:
         def jump() -> None:
             host = random.choice(hosts)
             host.clock_offset += random.choice((1.0, 6.0, 12.0, 60.0))  # as after a suspend
-            host.unix_offset += random.choice((-60.0, -5.0, 5.0))
+            host.unix_offset += random.choice((-60.0, -5.0, 5.0, 60.0))
             self.world.note(host.name, "its clocks jump")
 
         def store_outage() -> None:

@@ -236,8 +236,13 @@ def opened_since_is_collected(original: Any) -> Any:
     return may_be_decided
 
 
-def closed_job_trains_on(original: Any) -> Any:
-    return lambda self, ready: None
+@contextmanager
+def closed_job_trains_on() -> Any:
+    with (
+        patch.object(Held, "hear_model", lambda self, ready: None),
+        patch.object(Held, "hear_manifest", lambda self, manifest: None),
+    ):
+        yield
 
 
 def pools_unmarked(original: Any) -> Any:
@@ -249,19 +254,31 @@ PAUSED = {"stall": 8.0, "stall_roles": ("scheduler",), "crash": 0.0, "disconnect
 LATE = {"num_aggregators": 2}
 
 LONG = {
-    "task": {"name": "tests.simulation.task:Tiny"},
-    "clients": 4,
-    "concurrency": 3,
-    "stop": {"updates": 25},
-}
-COLLECTED = {
-    "specs": (parse(LONG),),
-    "train_seconds": (0.5, 1.0),
+    "specs": (
+        parse(
+            {
+                "task": {"name": "tests.simulation.task:Tiny"},
+                "clients": 4,
+                "concurrency": 3,
+                "stop": {"updates": 25},
+            }
+        ),
+    ),
+    "train_seconds": (0.5, 2.0),
     "calm_at": 40.0,
+}
+COLLECTED = LONG | {
     "retention": KeepBounded(keep_last=1, keep_every=0, min_age_seconds=0.0),
     "num_aggregators": 2,
 }
-STALLED_WRITER = {"stall": 1.5, "stall_roles": ("aggregator",), "is_slow": True}
+AHEAD = {  # of the bucket's clock, so that no file is too young
+    "stall": 3.0,
+    "stall_roles": ("aggregator",),
+    "clock_jump": 2.0,
+    "wipe": 0.0,
+    "crash": 0.0,
+    "is_slow": True,
+}
 
 MUTATIONS: dict[str, Mutation] = {
     "ack before commit": Mutation(replaces(Aggregator, "serve", ack_before_commit)),
@@ -300,8 +317,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a message of a deleted and resubmitted federation": Mutation(
         replaces(Aggregator, "_open", any_uid_is_served),
-        scenario={"resubmits": True, "train_seconds": (1.0, 3.0), "calm_at": 40.0},
-        faults={"drops_hints": 1.0, "stall": 1.5, "stall_roles": ("trainer", "scheduler")},
+        scenario={"resubmits": True, "stops_at": 12.0, "num_schedulers": 2, "calm_at": 40.0},
+        faults={"stall": 1.5, "stall_roles": ("scheduler",), "crash": 0.0},
     ),
     "leases expired after the scheduler's own pause": Mutation(
         replaces(Scheduler, "__init__", own_pause_expires_leases),
@@ -316,24 +333,24 @@ MUTATIONS: dict[str, Mutation] = {
     "garbage collection under a stalled writer": Mutation(
         replaces(Kept, "_holds_model", newest_is_collected),
         scenario=COLLECTED,
-        faults=STALLED_WRITER,
+        faults=AHEAD,
     ),
     "garbage collection of what was opened since": Mutation(
         replaces(Kept, "_may_be_decided", opened_since_is_collected),
         scenario=COLLECTED,
-        faults=STALLED_WRITER,
+        faults=AHEAD,
     ),
     "a dead pool that captures every slot": Mutation(
         replaces(fleet, "marks", pools_unmarked),
         scenario={"has_two_pools": True, "far_dies": (1.0, float("inf")), "stops_at": None},
     ),
     "a closed job that trains on": Mutation(
-        replaces(Held, "hear_model", closed_job_trains_on),
-        scenario={"train_seconds": (8.0, 20.0)},
-        faults={"crash": 3.0, "crash_roles": ("scheduler",)},
+        closed_job_trains_on,
+        scenario={"train_seconds": (8.0, 20.0), "stops_at": 12.0, "jobs_per_trainer": 1},
     ),
     "files on the bucket not announced after a wiped broker": Mutation(
         replaces(bucket, "delivered_update", lambda original: lambda *arguments: None),
-        faults={"wipe": 5.0},
+        scenario=LONG,
+        faults={"wipe": 4.0, "crash": 2.0, "crash_roles": ("aggregator",)},
     ),
 }
