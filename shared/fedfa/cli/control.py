@@ -54,6 +54,10 @@ def stop(
     reason: Annotated[str, typer.Option(help="kept in the log")] = "stopped by a person",
 ) -> None:
     """Ask a federation to end with what it has."""
+    if len(reason) > MAX_TEXT_CHARACTERS:
+        raise InvalidInput(
+            f"--reason: {len(reason)} characters; give at most {MAX_TEXT_CHARACTERS}"
+        )
     broker = connections.broker_settings()
     tell_scheduler(
         submission.request_stop(connections.store(), id, reason), broker, "asked to stop"
