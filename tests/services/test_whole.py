@@ -133,12 +133,13 @@ RULES_THAT_WAIT = {
 }
 
 
+@pytest.mark.timeout(400)
 def test_rules_whose_slots_wait_for_each_other_run_in_the_services(stack: LocalStack) -> None:
     for name, rule in RULES_THAT_WAIT.items():
         store = begin(stack, name, rule=rule, stop={"versions": 6}, concurrency=4)
     for name, rule in RULES_THAT_WAIT.items():
         together = rule.get("window", 4)  # a round is as wide as Mc
-        assert ended(store, name).state.status == "finished"
+        assert ended(store, name, seconds=300).state.status == "finished"
         log = check(store, name)
         merged = [d for each in log for d in each.decisions if isinstance(d.event, Merged)]
         assert [d.version for d in merged] == [n // together for n in range(1, 6 * together + 1)]

@@ -229,6 +229,18 @@ def test_an_update_beyond_max_staleness_is_rejected_by_its_version_number(tmp_pa
     assert held.head.manifest.decisions[0].event.outcome == "merged"
 
 
+def test_an_update_that_claims_more_examples_than_its_client_has_is_rejected() -> None:
+    value = federation(8, **ROUNDS)
+    honest, forged = (update(value, Job(0, 1), num_examples=number) for number in (10, 2**52))
+    replica = Replica(value, vector(0), ())
+    _, decisions = merge(replica, forged, vector(1))
+    event = decisions[0].event
+    assert isinstance(event, Rejected)
+    assert event.reason == f"num_examples: {2**52}, at birth {honest.client} had 10"
+    _, decisions = merge(replica, honest, vector(1))
+    assert decisions[0].event.outcome == "merged"
+
+
 def test_a_wrong_cosine_in_the_log_is_found(tmp_path: Path, monkeypatch: Any) -> None:
     store = DirectoryStore(tmp_path)
     held = born(store, "fed", **PORT)

@@ -9,7 +9,8 @@ import typer
 from fedfa import spec as specs
 from fedfa import submission
 from fedfa.cli import connections, console
-from fedfa.errors import FedfaError
+from fedfa.errors import FedfaError, InvalidInput
+from fedfa.messages import MAX_TEXT_CHARACTERS
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FedAsync, FedAvg, FederationSpec, Submitted
 
