@@ -1,5 +1,7 @@
 """The merge kernel: exact rounding, buffers, integers, and bits that no block size changes."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedfa.merge import Combination, Entry, combine, rule_of
 from fedfa.spec import FedAsync, FedAvg, FedBuff, FedfaDelta, FedfaParam, Port, RuleChoice
-from fedfa.tensors import FlatModel, Floats, Template, Tensor
+from fedfa.tensors import FlatModel, Floats, Template, Tensor, decode
 from tests.unit.builders import entry, spec
 
 TEMPLATE = Template(
@@ -33,7 +35,9 @@ def weights_only(values: Floats) -> FlatModel:
 def full(choice: RuleChoice, number: int) -> Combination:
     """What a rule does with this many equal updates."""
     waiting = [entry() for _ in range(number)]
-    combination = rule_of(spec(rule=choice, concurrency=number)).merge(waiting).combination
+    combination = (
+        rule_of(spec(rule=choice, clients=number, concurrency=number)).merge(waiting).combination
+    )
     assert combination is not None
     return combination
 
@@ -137,6 +141,26 @@ def test_the_window_mean_equals_the_float64_reference_rounded_once() -> None:
 
     reference = np.add.reduce(rows.astype(np.float64), axis=0) / 5
     assert merged.floats.tobytes() == reference.astype(np.float32).tobytes()
+
+
+def test_bf16_updates_average_as_their_float32_mean_rounded_once() -> None:
+    generator = np.random.default_rng(2)
+    rows = generator.standard_cauchy((1000, 300)).astype(np.float32)
+    halves = (rows.view(np.uint32) >> 16).astype("<u2")  # the upper half of a float32
+    template = weights_only(rows[0]).template
+    text = json.dumps({"w": {"dtype": "BF16", "shape": [300], "data_offsets": [0, 600]}}).encode()
+    text += b" " * (-len(text) % 8)
+    files = [len(text).to_bytes(8, "little") + text + half.tobytes() for half in halves]
+
+    merged = combine(
+        weights_only(rows[0]),
+        [decode(body, template) for body in files],
+        full(FedfaParam(window=1000), 1000),
+    )
+
+    exact = (halves.astype("<u4") << 16).view(np.float32).astype(np.float64)
+    expected = (np.add.accumulate(exact, axis=0)[-1] / 1000).astype(np.float32)
+    assert merged.floats.tobytes() == expected.tobytes()
 
 
 def test_a_merge_changes_none_of_its_inputs() -> None:
