@@ -14,6 +14,7 @@ from fedfa.cli.doctor import doctor
 from fedfa.cli.local import app as local
 from fedfa.cli.observe import status, watch
 from fedfa.cli.results import export, report, verify
+from fedfa.cli.simulate import simulate
 from fedfa.errors import FedfaError
 from fedfa.spec import FederationSpec
 
@@ -52,7 +53,7 @@ def schema() -> None:
     print(json.dumps(FederationSpec.model_json_schema(), indent=2))
 
 
-for command in (submit, status, watch, stop, report, export, verify, doctor):
+for command in (submit, status, watch, stop, report, export, verify, simulate, doctor):
     app.command()(command)
 app.add_typer(dlq, name="dlq")
 app.add_typer(local, name="local")
