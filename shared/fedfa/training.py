@@ -66,7 +66,7 @@ def local_update(
             task, module, shard, _passes(examples, spec.local, generator), spec, device, should_stop
         )
     end = modules.read(module, base.template)
-    if rule_of(spec.rule).sends == "deltas":
+    if rule_of(spec).sends == "deltas":
         num_parameters = base.template.num_parameters
         end.floats[:num_parameters] -= base.floats[:num_parameters]
     return LocalResult(end, len(examples), num_steps, loss)

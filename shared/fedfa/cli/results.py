@@ -17,7 +17,7 @@ from fedfa.cli.connections import Folder
 from fedfa.cli.control import Id
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidInput, Misconfigured, NotFound
-from fedfa.federation import Merged
+from fedfa.events import Merged
 from fedfa.history import HistoryReader
 from fedfa.store import ObjectStore
 from fedfa.submission import submitted
