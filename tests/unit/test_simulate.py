@@ -15,7 +15,7 @@ import torch
 
 from fedfa import keys, manifests, replay
 from fedfa.errors import InvalidSpec
-from fedfa.federation import Abandoned, Merged, Stopped
+from fedfa.events import Abandoned, Merged, Stopped
 from fedfa.history import HistoryReader
 from fedfa.manifests import Manifest
 from fedfa.simulate.durations import num_steps

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from fedfa import history, keys, ledger, manifests
 from fedfa.errors import AlreadyExists, InvalidInput, InvalidSpec
-from fedfa.federation import Decision, Job, Merged, Rejected, Update
+from fedfa.events import Decision, Job, Merged, Rejected, Update
 from fedfa.ledger import Ledger
 from fedfa.manifests import Committed, ModelRef
 from fedfa.replay import Mismatch
-from fedfa.replica import Replica, decide, merge
+from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.simulate.workers import Answer, Workers, usable_cores
 from fedfa.spec import Submitted
 from fedfa.store import DirectoryStore, ObjectStore
@@ -176,7 +176,10 @@ class _Repetition:
                 f"{update.loss!r}; its trainer may have used another number of torch threads "
                 "(--threads), another device or another release of torch"
             )
-        return merge(replica, update, vector)
+        base = None
+        if needs_base(replica, update.base_version):
+            base = ledger.read_model(self._store, self._base(update), template)
+        return merge(replica, update, vector, base=base)
 
 
 def _trained(decision: Decision) -> Update | None:

@@ -18,20 +18,13 @@ from typing import Any
 from fedfa import history, keys, ledger, manifests, retention
 from fedfa.delays import delay_seconds
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
-from fedfa.federation import (
-    Abandoned,
-    Decision,
-    Federation,
-    Job,
-    Slot,
-    Stopped,
-    Update,
-    is_evaluation_due,
-)
+from fedfa.events import Abandoned, Decision, Job, Stopped, Update
+from fedfa.federation import Federation, Slot, is_evaluation_due
 from fedfa.history import Evaluation
 from fedfa.ledger import Ledger
 from fedfa.manifests import Manifest, ModelRef
-from fedfa.replica import Replica, decide, merge
+from fedfa.merge import rule_of
+from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.simulate.durations import train_seconds
 from fedfa.simulate.workers import Answer, Workers, usable_cores
 from fedfa.spec import FederationSpec, KeepBounded, Stop, Submitted
@@ -235,7 +228,10 @@ class Simulation:
         update = Update(job=flight.job, **said, **answer)
         template = replica.model.template
         vector = ledger.read_vector(self._store, update.key, update.digest, template)
-        return merge(replica, update, vector)
+        base = None
+        if needs_base(replica, update.base_version):
+            base = ledger.read_model(self._store, flight.base, template)
+        return merge(replica, update, vector, base=base)
 
     def _commit(
         self, book: Ledger, replica: Replica, decisions: tuple[Decision, ...], now: float
@@ -387,7 +383,10 @@ class Simulation:
             evaluations=known,
         )
         awaited = {model.key for _, model, _ in self._evaluating.values()}
-        awaited |= {flight.base.key for _, flight in self._flights if not flight.answer.done()}
+        is_needed_later = rule_of(self._submission.spec).needs_cosine
+        for _, flight in self._flights:
+            if is_needed_later or not flight.answer.done():
+                awaited.add(flight.base.key)
         for info in [*models, *self._store.list(keys.updates(federation))]:
             if info.key not in awaited and not kept.holds(info.key):
                 self._store.delete(info.key)
@@ -402,5 +401,4 @@ def _opened(manifest: Manifest) -> dict[Job, Manifest]:
     if manifest.n == manifests.FIRST:
         slots = enumerate(manifest.state.slots)
         return {Job(number, slot.generation): manifest for number, slot in slots}
-    opened = (decision.opened for decision in manifest.decisions)
-    return {one.job: manifest for one in opened if one is not None}
+    return {one.job: manifest for decision in manifest.decisions for one in decision.opened}
