@@ -1,12 +1,15 @@
 """`fedfa simulate`: a federation on a virtual clock, in a folder, without broker or bucket."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
+from fedfa import bound as bounds
 from fedfa import manifests
 from fedfa import spec as specs
 from fedfa.cli import EXIT_INTERRUPTED, connections, console, control, observe, results, views
@@ -108,6 +111,8 @@ def simulate(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     history = HistoryReader(DirectoryStore(out), federation).refresh()
     _tell(history, out, json)
+    if bound:
+        _tell_bound(history, json)
     raise typer.Exit(observe.exit_code(history))
 
 
@@ -123,6 +128,29 @@ def _step_seconds(text: str) -> float | None:
             f"--step-seconds: {text!r} is not one; give seconds, as in 0.05, or {MEASURE}"
         )
     return seconds
+
+
+def _tell_bound(history: History, json: bool) -> None:
+    compared = bounds.compare(history)
+    if compared is None:
+        console.warn(
+            "--bound: fewer than two versions have a measured gradient; evaluate more often"
+        )
+        return
+    if json:
+        console.print_json(asdict(compared))
+        return
+    console.say("mean ||grad f||^2 of the evaluated versions up to T, beside c / sqrt(T Q):")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("T", "observed", "rate"):
+        table.add_column(column, justify="right")
+    for line in compared.lines:
+        table.add_row(str(line.version), f"{line.observed:.4g}", f"{line.rate:.4g}")
+    console.out.print(table)
+    console.say(
+        f"it falls as T^{compared.slope:.2f}, the rate as T^-0.50; staleness mean "
+        f"{compared.staleness_mean:.1f}, at most {compared.staleness_max} versions"
+    )
 
 
 def _repeat(like: str, out: Path, *, workers: int | None, threads: int, json: bool) -> None:

@@ -125,7 +125,7 @@ _CIFAR10_CPU = {
 _CIFAR10_CPU_SIZE = {
     "concurrency": 10,
     "window": 5,
-    "updates": 400,
+    "updates": 360,
     "rates": (0.02, 0.05, 0.1),
 }
 _CIFAR10_FULL = {
@@ -201,7 +201,7 @@ CPU = Profile(
                 },
                 "clients": 10,
                 "partition": _SKEWED,
-                "local": {"epochs": 1, "batch_size": 32, "max_examples": 320},
+                "local": {"epochs": 1, "batch_size": 32, "max_examples": 160},
             },
             concurrency=5,
             window=3,
