@@ -216,18 +216,26 @@ def test_a_failing_task_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
         simulate(tmp_path, spec_with(task={"name": task}), task_allow=["tests.services.tasks"])
 
 
-def test_bounded_retention_keeps_few_files_and_what_open_jobs_start_from(tmp_path: Path) -> None:
+def test_bounded_retention_keeps_few_files_and_all_that_an_interrupted_run_needs(
+    tmp_path: Path,
+) -> None:
     # given
     retention = {"keep": "bounded", "keep_last": 2}
     spec = spec_with(retention=retention, stop={"updates": 80}, local={"steps": 1})
+    whole = simulate(tmp_path / "whole", spec)
+    with simulation(tmp_path / "cut", spec, NAME, num_workers=1) as running:
+        for _ in zip(range(60), running.run(), strict=False):
+            pass
     # when
-    simulate(tmp_path, spec)
+    again = simulate(tmp_path / "cut", spec)
     # then
-    num_models = len(list((tmp_path / NAME / "models").iterdir()))
-    num_updates = len(list((tmp_path / NAME / "updates").rglob("*.safetensors")))
-    assert num_models <= 4
-    assert num_updates <= 10
-    assert list(replay.verify(DirectoryStore(tmp_path), NAME))[-1].is_new_model
+    assert again == whole
+    for run in ("whole", "cut"):
+        num_models = len(list((tmp_path / run / NAME / "models").iterdir()))
+        num_updates = len(list((tmp_path / run / NAME / "updates").rglob("*.safetensors")))
+        assert num_models <= 4
+        assert num_updates <= 10
+        assert list(replay.verify(DirectoryStore(tmp_path / run), NAME))[-1].is_new_model
 
 
 def test_a_recorded_run_is_trained_again_to_the_same_bytes(reference: Path, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from fedfa.federation import Federation, Slot, is_evaluation_due
 from fedfa.history import Evaluation
 from fedfa.ledger import Ledger
 from fedfa.manifests import Manifest, ModelRef
-from fedfa.merge import rule_of
 from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.simulate.durations import train_seconds
 from fedfa.simulate.workers import Answer, Workers, usable_cores
@@ -355,7 +354,7 @@ class Simulation:
     # -- retention -------------------------------------------------------------------------------
 
     def _sweep(self, book: Ledger) -> None:
-        """Delete what retention lets go, but for what the workers are still to read."""
+        """Delete what retention lets go, but for what open jobs and evaluations start from."""
         policy = self._submission.spec.retention
         is_due = self._num_commits % SWEEP_EVERY == 0 or book.replica is None
         if not isinstance(policy, KeepBounded) or not is_due:
@@ -383,10 +382,7 @@ class Simulation:
             evaluations=known,
         )
         awaited = {model.key for _, model, _ in self._evaluating.values()}
-        is_needed_later = rule_of(self._submission.spec).needs_cosine
-        for _, flight in self._flights:
-            if is_needed_later or not flight.answer.done():
-                awaited.add(flight.base.key)
+        awaited |= {flight.base.key for _, flight in self._flights}  # also to go on after a kill
         for info in [*models, *self._store.list(keys.updates(federation))]:
             if info.key not in awaited and not kept.holds(info.key):
                 self._store.delete(info.key)

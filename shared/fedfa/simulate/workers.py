@@ -27,6 +27,7 @@ Urgency = tuple[float, ...]  # smaller is sooner
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 LOG_TAIL_BYTES = 2_000
 NEVER: Urgency = (float("inf"),)
+INDICES = count()  # of this process's workers: they share out the GPUs by it
 
 
 class TaskFailed(FedfaError):
@@ -64,8 +65,8 @@ class Workers:
         return future
 
     def __enter__(self) -> Self:
-        for index in range(self._number):
-            worker = _Worker([*self._command, str(index)], self._environment)
+        for _ in range(self._number):
+            worker = _Worker([*self._command, str(next(INDICES))], self._environment)
             thread = threading.Thread(target=self._serve, args=(worker,), daemon=True)
             self._processes.append(worker)
             self._threads.append(thread)
