@@ -20,6 +20,7 @@ from fedfa.events import (
     PoolChanged,
     Rejected,
     Stopped,
+    Update,
 )
 from fedfa.merge import Entry, Merge, rule_of
 from fedfa.randomness import prf
@@ -213,6 +214,14 @@ def apply_rule(federation: Federation, event: Merged) -> tuple[Merge, tuple[Entr
     window = (*state.window, entry)
     verdict = rule_of(federation.spec).merge(window)
     return verdict, window[len(window) - verdict.kept :]
+
+
+def refusal(federation: Federation, update: Update) -> str | None:
+    """Why what an update says of itself makes it unfit to be merged now, or None."""
+    owned = federation.clients[federation.index[update.client]].num_examples
+    if update.num_examples > owned:  # rules weigh by it
+        return f"num_examples: {update.num_examples}, at birth {update.client} had {owned}"
+    return too_stale(federation, update.base_version)
 
 
 def too_stale(federation: Federation, base_version: int) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fedfa import keys, ledger, manifests, retention
 from fedfa.errors import FedfaError, NotFound
 from fedfa.events import Event, Merged, job_of
-from fedfa.federation import Federation, apply_rule, found, step, too_stale
+from fedfa.federation import Federation, apply_rule, found, refusal, step
 from fedfa.manifests import Committed, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.replica import Replica, needs_base, next_model, update_cosine, update_norm
@@ -222,7 +222,7 @@ def _check_event(federation: Federation, event: Event, where: str) -> None:
         client = federation.state.slots[update.job.slot].client
         if client != update.client:
             raise Mismatch(f"{where}: the job was not open for {update.client}")
-        if reason := too_stale(federation, update.base_version):
+        if reason := refusal(federation, update):
             raise Mismatch(f"{where}: {reason}")
         if (event.cosine is not None) != rule_of(federation.spec).needs_cosine:
             raise Mismatch(f"{where}: cosine {event.cosine}, which the rule does not go with")

@@ -15,6 +15,7 @@ from fedfa.federation import (
     excess_norm,
     excess_step,
     median,
+    refusal,
     step,
     too_stale,
 )
@@ -41,12 +42,12 @@ def merge(
     """Decide one well-formed update of an open job: merge it, or reject it.
 
     base: the model of the version that it trained from, where `needs_base` says so. Rejected is
-    what is too stale for its rule or too large. A merge that would leave the path of the run (a
-    step far above its history, or a non-finite model) is rejected and ends the federation as
-    failed: readers never see such a model.
+    what the core refuses for its facts, and what is too large. A merge that would leave the path
+    of the run (a step far above its history, or a non-finite model) is rejected and ends the
+    federation as failed: readers never see such a model.
     """
     spec, state = replica.federation.spec, replica.federation.state
-    if reason := too_stale(replica.federation, update.base_version):
+    if reason := refusal(replica.federation, update):
         return decide(replica, Rejected(update, reason))
     size = update_norm(replica, vector)
     limit = excess_norm(state.update_norms, size, spec.limits.update_norm_factor)

@@ -12,6 +12,7 @@ import numpy as np
 from fedfa import keys
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import Cancelled, Fenced
+from fedfa.merge import rule_of
 from fedfa.messages import TrainJob
 from fedfa.observability import Pulse
 from fedfa.randomness import prf, uniform
@@ -184,7 +185,7 @@ class SimWorker(Worker):
         seed = prf(warm.submission.spec.seed, "sim", job.slot, job.generation, base)
         drawn = [uniform(prf(seed, "float", at)) / 10 for at in range(5)]
         floats = np.array(drawn, np.float32)
-        if warm.submission.spec.rule.name == "fedfa-param":
+        if rule_of(warm.submission.spec).sends == "models":
             floats = model.floats + floats
         return LocalResult(
             FlatModel(model.template, floats, model.integers),

@@ -164,7 +164,8 @@ def sampled_by_n() -> AbstractContextManager[object]:
 
 def batch_listed_by_window(original: Any) -> Any:
     def commit(store: Any, held: Any, after: Any, decisions: Any, **named: Any) -> Any:
-        listed = decisions[-held.submission.spec.rule.window :]
+        window = getattr(held.submission.spec.rule, "window", 1)
+        listed = decisions[-window:]
         return original(store, held, after, listed, **named)
 
     return commit

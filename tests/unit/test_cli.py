@@ -105,6 +105,11 @@ def test_the_version_is_printed() -> None:
     assert done.stdout.startswith("fedfa ")
 
 
+def test_a_reason_too_long_for_the_log_is_refused(fedfa: Fedfa) -> None:
+    done = fedfa("stop", "some-run", "--reason", "x" * 4001, **nowhere())
+    assert_one_line(done, "--reason: 4001 characters; give at most 4000")
+
+
 def test_the_schema_is_that_of_the_spec(fedfa: Fedfa) -> None:
     assert json.loads(fedfa("schema").stdout) == FederationSpec.model_json_schema()
 

@@ -10,7 +10,8 @@ import typer
 from fedfa import spec as specs
 from fedfa import submission
 from fedfa.cli import connections, console
-from fedfa.errors import FedfaError, InvalidSpec
+from fedfa.errors import FedfaError, InvalidInput, InvalidSpec
+from fedfa.messages import MAX_TEXT_CHARACTERS
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FedAsync, FedAvg, FederationSpec, Submitted
 
@@ -57,6 +58,10 @@ def stop(
     reason: Annotated[str, typer.Option(help="kept in the log")] = "stopped by a person",
 ) -> None:
     """Ask a federation to end with what it has."""
+    if len(reason) > MAX_TEXT_CHARACTERS:
+        raise InvalidInput(
+            f"--reason: {len(reason)} characters; give at most {MAX_TEXT_CHARACTERS}"
+        )
     broker = connections.broker_settings()
     tell_scheduler(
         submission.request_stop(connections.store(), id, reason), broker, "asked to stop"

@@ -7,6 +7,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedfa.paper.outcomes import Outcome, Point
 from fedfa.paper.plan import COMBINED, PARADIGMS, VARIANTS, Part, Plan
@@ -106,6 +107,7 @@ def _splits() -> Figure:
             axis.barh(range(SPLIT_CLIENTS), counts[:, label], left=left, color=colour)
             left += counts[:, label]
         axis.set(title=f"alpha = {alpha:g}", xlabel="examples, by class", ylabel="client")
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(axis="y", visible=False)
     return figure
 
