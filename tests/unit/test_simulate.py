@@ -125,7 +125,7 @@ def command(folder: Path, variables: Mapping[str, str]) -> "subprocess.Popen[str
 
 
 def end(run: "subprocess.Popen[str]") -> tuple[int, str]:
-    said, _ = run.communicate(timeout=100)
+    said, _ = run.communicate(timeout=110)
     return run.returncode, said
 
 

@@ -189,6 +189,7 @@ class Simulation:
             book = self._next(book, book.replica)
             self._begin_evaluation(book.head.manifest)
             self._take_off(book, _opened(book.head.manifest))
+            self._finish_evaluations(wait=False)
             self._sweep(book)
             yield book
         self._finish_evaluations()
@@ -331,9 +332,12 @@ class Simulation:
             answer = self._workers.submit(order, urgency=(BEFORE_ALL,))
             self._evaluating[model.version] = (manifest.at, model, answer)
 
-    def _finish_evaluations(self) -> None:
+    def _finish_evaluations(self, *, wait: bool = True) -> None:
+        """Write the results that are there, or all once they are."""
         for version in sorted(self._evaluating):
             at, _, answer = self._evaluating[version]
+            if not (wait or answer.done()):
+                continue
             fields = {"version": version, "at": at, "trainer": WRITER} | answer.result()["result"]
             key = keys.evaluation(self._submission.federation, version)
             with suppress(AlreadyExists):  # the run was interrupted right here
