@@ -1,5 +1,6 @@
 """`fedfa submit` and `fedfa stop`: what changes a federation from outside."""
 
+import os
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,12 @@ import typer
 from fedfa import spec as specs
 from fedfa import submission
 from fedfa.cli import connections, console
-from fedfa.errors import FedfaError, InvalidInput
+from fedfa.errors import FedfaError, InvalidInput, InvalidSpec
 from fedfa.messages import MAX_TEXT_CHARACTERS
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FedAsync, FedAvg, FederationSpec, Submitted
+
+TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
 
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="the federation's YAML file", show_default=False)
@@ -84,6 +87,22 @@ def installed_tasks() -> list[str]:
 def is_installed(task: str) -> bool:
     """Whether this machine has the task; a module:Class is only known to the trainers."""
     return ":" in task or task in installed_tasks()
+
+
+def check_task(spec: FederationSpec) -> None:
+    """Raise InvalidSpec unless a run on this machine has the task."""
+    if not is_installed(spec.task.name):
+        raise InvalidSpec(
+            f"task.name: {spec.task.name} is not installed, there are: "
+            f"{', '.join(installed_tasks())}; or name it as module:Class"
+        )
+
+
+def allowed_modules(spec: FederationSpec) -> list[str]:
+    """The modules that tasks may be imported from here: what the user allowed or the spec names."""
+    module, is_module, _ = spec.task.name.partition(":")
+    allowed = os.environ.get(TASK_ALLOW, "").split(",")
+    return [*filter(None, allowed), *([module] if is_module else [])]
 
 
 def describe(spec: FederationSpec) -> str:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedfa import history as histories
 from fedfa import ledger, manifests, replay
 from fedfa.cli import connections, console
+from fedfa.cli.connections import Folder
 from fedfa.cli.control import Id
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidInput, Misconfigured, NotFound
@@ -25,8 +26,8 @@ from fedfa.tensors import sha256
 EXIT_MISMATCH = 1
 
 
-def default_folder(federation: str) -> Path:
-    return Path("runs") / federation
+def default_folder(federation: str, runs: Path | None = None) -> Path:
+    return (runs or Path("runs")) / federation
 
 
 @contextmanager
@@ -52,14 +53,15 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="the folder; runs/ID by default", show_default=False)
     ] = None,
+    folder: Folder = None,
 ) -> None:
     """Draw quality, staleness and the trainers' work: PNGs and one HTML page."""
     from fedfa.report import write  # imports matplotlib
 
-    history = HistoryReader(connections.store(), id).refresh()
-    folder = out or default_folder(id)
-    with writing("--out", folder):
-        console.say(f"report: {write(history, folder)}")
+    history = HistoryReader(connections.store(folder), id).refresh()
+    place = out or default_folder(id, folder)
+    with writing("--out", place):
+        console.say(f"report: {write(history, place)}")
 
 
 def export(
@@ -72,10 +74,11 @@ def export(
         Path | None,
         typer.Option(help="the file; runs/ID/model.safetensors by default", show_default=False),
     ] = None,
+    folder: Folder = None,
 ) -> None:
     """Write a model as a safetensors file that any framework loads without FedFa."""
-    path = out or default_folder(id) / "model.safetensors"
-    console.say(export_model(connections.store(), id, version, path))
+    path = out or default_folder(id, folder) / "model.safetensors"
+    console.say(export_model(connections.store(folder), id, version, path))
 
 
 def export_model(store: ObjectStore, federation: str, version: int | None, path: Path) -> str:
@@ -147,14 +150,14 @@ class Confirmed:
         return f"not verified after {done}: {self.mismatch}"
 
 
-def verify(id: Id, json: Json = False) -> None:
+def verify(id: Id, json: Json = False, folder: Folder = None) -> None:
     """Merge a federation's stored updates again and compare every model bit for bit.
 
     Checks the whole chain of manifests. Where old files were deleted by the federation's
     retention, models are compared from the oldest one that still has all that made it.
     Ends with 1 where something differs.
     """
-    confirmed = verify_with_progress(connections.store(), id)
+    confirmed = verify_with_progress(connections.store(folder), id)
     if json:
         console.print_json(asdict(confirmed))
     else:
