@@ -22,8 +22,6 @@ from fedfa.summary import headline_of, summarize
 if TYPE_CHECKING:
     from fedfa.local.stack import LocalStack
 
-TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
-
 app = typer.Typer(
     no_args_is_help=True, help="Run brokers, bucket and services on this machine, without Docker."
 )
@@ -53,6 +51,7 @@ def run(
         typer.Option(help="where results go; runs/ID by default", show_default=False),
     ] = None,
     data: Data = None,
+    pretrained: results.Pretrained = False,
     verify: Annotated[bool, typer.Option("--verify", help="replay and compare it all")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave all up until Ctrl-C")] = False,
 ) -> None:
@@ -86,6 +85,9 @@ def run(
             code = observe.exit_code(history)
             if verify:
                 code = max(code, _verify(store, federation))
+            if pretrained and history.has_model:
+                to = folder / "pretrained"
+                console.say(results.export_pretrained(store, federation, to, _allowed(checked)))
             if keep:
                 _stay(stack)
     except KeyboardInterrupt:
@@ -101,7 +103,7 @@ def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) ->
         data,
         trainers=trainers,
         jobs_per_trainer=jobs_per_trainer,
-        task_allow=os.environ.get(TASK_ALLOW, ""),
+        task_allow=os.environ.get(results.TASK_ALLOW, ""),
     )
     with stack:
         _stay(stack)
@@ -148,7 +150,7 @@ def _check_task(spec: FederationSpec) -> None:
 def _allowed(spec: FederationSpec) -> str:
     """The modules that trainers may import: what the user allowed, and what the spec names."""
     module, is_module, _ = spec.task.name.partition(":")
-    return ",".join(filter(None, [os.environ.get(TASK_ALLOW), is_module and module]))
+    return ",".join(filter(None, [os.environ.get(results.TASK_ALLOW), is_module and module]))
 
 
 def _write_results(
