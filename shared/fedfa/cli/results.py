@@ -155,7 +155,7 @@ def _write_pretrained(stored: Stored, folder: Path, allowed: Sequence[str]) -> s
         from fedfa.tasks.saving import save_pretrained  # imports torch
     except ImportError as error:
         raise Misconfigured(
-            f"--pretrained: {error}; install the trainer's packages, as in fedfa[trainer,text]"
+            f"--pretrained: {error}; install the trainer's packages, as in fedfa[trainer]"
         ) from error
     with writing("--pretrained", folder):
         folder.mkdir(parents=True, exist_ok=True)

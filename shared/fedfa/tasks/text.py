@@ -80,9 +80,9 @@ class TextClassification:
         The weights in the folder must otherwise be exactly the model's.
         """
         model, head = _load(self._folder)
-        if len(self._tokenizer) > (size := model.config.vocab_size) or len(self._tokenizer) < (
-            size / 2
-        ):  # without its files transformers makes one that knows no word
+        size = model.config.vocab_size
+        # without its files transformers makes a tokenizer that knows no word
+        if not size / 2 <= len(self._tokenizer) <= size:
             raise InvalidData(
                 f"{self._folder}: its tokenizer has {len(self._tokenizer)} tokens and its model "
                 f"{size}; put the tokenizer.json of the same model there"
