@@ -365,7 +365,7 @@ def test_padding_and_the_order_of_evaluation_change_no_score():
         scores = module(**inputs).logits
     truth = torch.tensor(task._test.labels)
     assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(scores, truth).item())
-    assert metrics["accuracy"] == (scores.argmax(1) == truth).float().mean().item()
+    assert metrics["accuracy"] == (scores.argmax(1) == truth).double().mean().item()
 
 
 # -- saving: the libraries themselves load it, and nothing is missing ----------------------------
