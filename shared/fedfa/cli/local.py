@@ -49,6 +49,7 @@ def run(
         typer.Option(help="where results go; runs/ID by default", show_default=False),
     ] = None,
     data: Data = None,
+    pretrained: results.Pretrained = False,
     verify: Annotated[bool, typer.Option("--verify", help="replay and compare it all")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave all up until Ctrl-C")] = False,
 ) -> None:
@@ -82,6 +83,10 @@ def run(
             code = observe.exit_code(history)
             if verify:
                 code = max(code, _verify(store, federation))
+            if pretrained and history.has_model:
+                to = folder / "pretrained"
+                allowed = control.allowed_modules(checked)
+                console.say(results.export_pretrained(store, federation, to, allowed))
             if keep:
                 _stay(stack)
     except KeyboardInterrupt:

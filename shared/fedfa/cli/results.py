@@ -1,7 +1,8 @@
 """`fedfa report`, `fedfa export`, `fedfa verify`: what came of a federation."""
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,16 +15,28 @@ from fedfa import history as histories
 from fedfa import ledger, manifests, replay
 from fedfa.cli import connections, console
 from fedfa.cli.connections import Folder
-from fedfa.cli.control import Id
+from fedfa.cli.control import TASK_ALLOW, Id
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidInput, Misconfigured, NotFound
 from fedfa.events import Merged
 from fedfa.history import HistoryReader
+from fedfa.manifests import Birth, ModelRef
+from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.submission import submitted
-from fedfa.tensors import sha256
+from fedfa.tensors import FlatModel, sha256
 
 EXIT_MISMATCH = 1
+
+Pretrained = Annotated[
+    bool,
+    typer.Option(
+        "--pretrained",
+        help="also write a folder `pretrained` that the model's own library loads, such as "
+        "from_pretrained of transformers or peft; needs the trainer's packages, and the task's "
+        "data and base model on this machine",
+    ),
+]
 
 
 def default_folder(federation: str, runs: Path | None = None) -> Path:
@@ -74,41 +87,93 @@ def export(
         Path | None,
         typer.Option(help="the file; runs/ID/model.safetensors by default", show_default=False),
     ] = None,
+    pretrained: Pretrained = False,
     folder: Folder = None,
 ) -> None:
     """Write a model as a safetensors file that any framework loads without FedFa."""
     path = out or default_folder(id, folder) / "model.safetensors"
-    console.say(export_model(connections.store(folder), id, version, path))
+    stored = _stored(connections.store(folder), id, version)
+    console.say(_write_model(stored, path))
+    if pretrained:
+        allowed = os.environ.get(TASK_ALLOW, "").split(",")
+        console.say(_write_pretrained(stored, path.parent / "pretrained", allowed))
 
 
 def export_model(store: ObjectStore, federation: str, version: int | None, path: Path) -> str:
     """Write one version's model; returns what the file holds, for people."""
-    from safetensors.numpy import save
+    return _write_model(_stored(store, federation, version), path)
 
+
+def export_pretrained(
+    store: ObjectStore, federation: str, folder: Path, allowed: Sequence[str]
+) -> str:
+    """Write the final version as its own library loads it; returns where it is, for people.
+
+    allowed: modules that the spec's "module:Class" may name.
+    """
+    return _write_pretrained(_stored(store, federation, None), folder, allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One version's model, and what is known of where it came from."""
+
+    submission: Submitted
+    birth: Birth
+    reference: ModelRef
+    model: FlatModel
+
+
+def _stored(store: ObjectStore, federation: str, version: int | None) -> Stored:
     submission = submitted(store, federation)
     if version is None:
         version = final_version(store, federation)
     reference = histories.find_model(store, federation, version)
     birth = manifests.birth_of(store, federation)
     model = ledger.read_model(store, reference, birth.template)
+    return Stored(submission, birth, reference, model)
+
+
+def _write_model(stored: Stored, path: Path) -> str:
+    from safetensors.numpy import save
+
     metadata = {
-        "federation": federation,
-        "uid": submission.uid,
-        "version": str(version),
-        "digest": reference.digest,  # of the object in the bucket
-        "task": submission.spec.task.name,
+        "federation": stored.submission.federation,
+        "uid": stored.submission.uid,
+        "version": str(stored.reference.version),
+        "digest": stored.reference.digest,  # of the object in the bucket
+        "task": stored.submission.spec.task.name,
     }
-    body = save({tensor.name: array for tensor, array in model.named()}, metadata)
+    body = save({tensor.name: array for tensor, array in stored.model.named()}, metadata)
     with writing("--out", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
-    template = birth.template
-    is_partial = birth.frozen_digest != sha256(b"")
+    template = stored.birth.template
+    is_partial = stored.birth.frozen_digest != sha256(b"")
     frozen = "; the task's frozen weights are not in it" if is_partial else ""
     return (
-        f"model: {path}: version {version}, {len(template.tensors)} tensors, "
+        f"model: {path}: version {stored.reference.version}, {len(template.tensors)} tensors, "
         f"{template.num_parameters:,} trained parameters{frozen}"
     )
+
+
+def _write_pretrained(stored: Stored, folder: Path, allowed: Sequence[str]) -> str:
+    try:
+        from fedfa.tasks.saving import save_pretrained  # imports torch
+    except ImportError as error:
+        raise Misconfigured(
+            f"--pretrained: {error}; install the trainer's packages, as in fedfa[trainer]"
+        ) from error
+    with writing("--pretrained", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_pretrained(
+            stored.submission.spec,
+            stored.model,
+            stored.birth.frozen_digest,
+            folder,
+            allowed=allowed,
+        )
+    return f"pretrained: {folder}: as the model's own library loads it"
 
 
 def final_version(store: ObjectStore, federation: str) -> int:
