@@ -25,10 +25,10 @@ from fedfa import manifests
 from fedfa.errors import FedfaError
 from fedfa.events import Merged
 from fedfa.manifests import Manifest
-from fedfa.observability import EXIT_FENCED, EXIT_MISCONFIGURED
+from fedfa.observability import EXIT_FENCED
 from fedfa.topology import EVENTS, UPDATES, jobs
 from fedfa_scheduler.bucket import delivered_update
-from tests.services.faults import SPEC, WIPE, World, world
+from tests.services.faults import SPEC, TRAINERS, WIPE, World, world
 
 NAME = "chaos"
 CHANGES: dict[str, Any] = {"delay": {"distribution": "pareto", "shape": 1.5, "unit_seconds": 1.0}}
@@ -37,10 +37,9 @@ RECOVERY_SECONDS = 120.0  # after the last fault, until updates are merged again
 ZOMBIE_SECONDS = 5.0
 CALM_SECONDS = 5.0  # after a fault of broker, bucket or network, until everybody is connected
 SETTLE_SECONDS = 3.0  # RabbitMQ 3.10 loses a queue if killed within 0.6 s of its declaration
+DISK_MIB = 3072  # in memory, once it is full; an hour's updates are a third of it
 SHARED = ("rabbitmq", "s3", "amqp", "http")
-NO_BUCKET = "no clear answer"  # a service that finds no bucket at its start ends
 BROKER = ("rabbitmq", "amqp")
-TRAINERS = ("trainer-1", "trainer-2")
 
 Act = Callable[[World, random.Random], None]
 
@@ -69,9 +68,11 @@ def faults() -> Iterator[Fault]:
     yield Fault("memory alarm", "rabbitmq", _alarm("0.00001"), _alarm("0.4"), (3, 8))
     yield Fault("no network to the broker", "amqp", _proxy("amqp", "refuse"), _heal("amqp"), (0, 8))
     yield Fault("broker stalls", "amqp", _proxy("amqp", "stall"), _heal("amqp"), (1, 8))
+    yield from (_cut_off(name) for name in TRAINERS)
     yield Fault("no network to the bucket", "http", _proxy("http", "refuse"), _heal("http"), (0, 8))
     yield Fault("bucket stalls", "http", _proxy("http", "stall"), _heal("http"), (1, 8))
     yield Fault("bucket answers 503", "http", _proxy("http", "overload"), _heal("http"), (1, 8))
+    yield Fault("disk full", "s3", _fill_disk, _free_disk, (1, 5))
     yield Fault("answers lost", "http", _lose_answers(""), _nothing, (1, 1))
     yield Fault("answers to commits lost", "http", _lose_answers("/manifests/"), _nothing, (1, 1))
     yield Fault("updates announced again", "updates", _announce_again, _nothing, (0, 0))
@@ -100,6 +101,15 @@ def _end(name: str) -> Fault:
         here.signal(name, signal.SIGTERM)
 
     return Fault(f"SIGTERM {name}", name, strike, _restarting(name), (0.5, 4.0))
+
+
+def _cut_off(name: str) -> Fault:
+    """Its heartbeats end, while the bucket and everybody else are there."""
+
+    def strike(here: World, rng: random.Random) -> None:
+        here.amqp.cut_off(f"{name}-".encode())
+
+    return Fault(f"no network to the broker for {name}", "amqp", strike, _heal("amqp"), (1, 12))
 
 
 def _second(service: str) -> Fault:
@@ -173,6 +183,14 @@ def _lose_answers(only: str) -> Act:
     return act
 
 
+def _fill_disk(here: World, rng: random.Random) -> None:
+    here.fill_disk()
+
+
+def _free_disk(here: World, rng: random.Random) -> None:
+    here.free_disk()
+
+
 def _announce_again(here: World, rng: random.Random) -> None:
     submitted = manifests.submitted(here.store, NAME)
     known = sorted(here.files(NAME))
@@ -199,7 +217,6 @@ class Chaos:
     struck: Counter[str] = field(default_factory=Counter)
     surprises: list[str] = field(default_factory=list)
     fenced: int = 0
-    without_bucket: int = 0
     _active: list[tuple[float, Fault]] = field(default_factory=list)
     _busy_until: dict[str, float] = field(default_factory=dict)
     mended_at: dict[str, float] = field(default_factory=dict)
@@ -258,8 +275,6 @@ class Chaos:
                 continue
             if process.exit_code == EXIT_FENCED:
                 self.fenced += 1
-            elif process.exit_code == EXIT_MISCONFIGURED and NO_BUCKET in process.log_tail():
-                self.without_bucket += 1
             else:
                 self.surprises.append(f"{name} ended with {process.exit_code}")
             self.here.stack.restart(name)
@@ -380,7 +395,8 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="fedfa-chaos-"))
     print(f"seed {arguments.seed}; logs in {folder}/logs", flush=True)
-    with world(folder) as here:
+    with world(folder, disk_mib=DISK_MIB) as here:
+        here.must_have_small_disk()
         here.running(NAME, **CHANGES)
         chaos = Chaos(here, random.Random(arguments.seed))
         with Watch(here, chaos) as watch:
@@ -414,11 +430,7 @@ def report(
     print(f"merged under fire: {under_fire}; first merge after the last fault: {recovery:.1f} s")
     print(f"merged {state.num_merged}, rejected {state.num_rejected}, ", end="")
     print(f"abandoned {state.num_abandoned}; {log[-1].n + 1} manifests verified from version 0")
-    print(
-        f"confirmed announcements: {confirmed}; ended by themselves: {chaos.fenced} fenced, ",
-        end="",
-    )
-    print(f"{chaos.without_bucket} that found no bucket at their start")
+    print(f"confirmed announcements: {confirmed}; ended by themselves: {chaos.fenced} fenced")
     print(f"most open jobs held at once: {watch.most_open} in {watch.samples} looks")
     print(
         f"zombies seen: {len(watch.zombies)}; the oldest in calm: {watch.oldest_zombie:.1f} s ",

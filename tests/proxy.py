@@ -8,15 +8,28 @@ from dataclasses import dataclass
 
 CHUNK_BYTES = 65_536
 METHODS = (b"GET ", b"PUT ", b"HEAD ", b"DELETE ", b"POST ")
+# What an AMQP client sends: its name, after a length of four bytes; and its first request.
+NAME = b"connection_nameS"
+OPEN_CHANNEL = b"\x00\x14\x00\x0a"
 
 
 @dataclass(eq=False)
 class _Conversation:
-    """One forwarded connection; request is the first line of the last HTTP request, if any."""
+    """One forwarded connection.
+
+    request: the first line of the last HTTP request. name: what an AMQP client says of itself.
+    """
 
     client: socket.socket
     server: socket.socket
     request: bytes = b""
+    name: bytes = b""
+
+    def hang_up(self) -> None:
+        """End the conversation, which wakes up whoever reads from its sockets."""
+        for end in (self.client, self.server):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 class Proxy:
@@ -32,9 +45,10 @@ class Proxy:
         self._cut_only = b""
         self._overload: bytes | None = None
         self._is_refusing = False
+        self._cut_off: bytes | None = None
         self._flowing = threading.Event()
         self._flowing.set()
-        self._open: set[socket.socket] = set()
+        self._open: set[_Conversation] = set()
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> "Proxy":
@@ -68,12 +82,21 @@ class Proxy:
         self._is_refusing = True
         self._disconnect()
 
+    def cut_off(self, name: bytes) -> None:
+        """End every connection of the AMQP client whose name begins so, and every new one."""
+        self._cut_off = name
+        with self._lock:
+            for conversation in self._open:
+                if self._is_cut_off(conversation):
+                    conversation.hang_up()
+
     def stall(self) -> None:
         """Accept connections and requests, but forward no answers."""
         self._flowing.clear()
 
     def heal(self) -> None:
         self._is_refusing = False
+        self._cut_off = None
         self._overload = None
         self._flowing.set()
 
@@ -90,9 +113,10 @@ class Proxy:
             except OSError:
                 client.close()
                 continue
+            conversation = _Conversation(client, server)
             with self._lock:
-                self._open |= {client, server}
-            self._spawn(self._serve, _Conversation(client, server))
+                self._open.add(conversation)
+            self._spawn(self._serve, conversation)
 
     def _serve(self, conversation: _Conversation) -> None:
         client, server = conversation.client, conversation.server
@@ -101,7 +125,7 @@ class Proxy:
             self._answer(conversation)
             requests.join()
         with self._lock:
-            self._open -= {client, server}
+            self._open.discard(conversation)
 
     def _forward(self, conversation: _Conversation) -> None:
         client, server = conversation.client, conversation.server
@@ -109,8 +133,18 @@ class Proxy:
             while data := client.recv(CHUNK_BYTES):
                 if data.startswith(METHODS):
                     conversation.request = data.partition(b"\r\n")[0]
+                if NAME in data:
+                    text = data.partition(NAME)[2]
+                    conversation.name = text[4 : 4 + int.from_bytes(text[:4])]
+                # An earlier end would be taken for a refusal.
+                if OPEN_CHANNEL in data and self._is_cut_off(conversation):
+                    break
                 server.sendall(data)
-        _hang_up(client, server)
+        conversation.hang_up()
+
+    def _is_cut_off(self, conversation: _Conversation) -> bool:
+        name = self._cut_off
+        return name is not None and conversation.name.startswith(name)
 
     def _answer(self, conversation: _Conversation) -> None:
         client, server = conversation.client, conversation.server
@@ -125,7 +159,7 @@ class Proxy:
                 client.sendall(data[:cut])
                 if cut is not None:
                     break
-        _hang_up(client, server)
+        conversation.hang_up()
 
     def _next_cut(self, request: bytes) -> int | None:
         with self._lock:
@@ -136,17 +170,11 @@ class Proxy:
 
     def _disconnect(self) -> None:
         with self._lock:
-            _hang_up(*self._open)
+            for conversation in self._open:
+                conversation.hang_up()
 
     def _spawn(self, target: Callable[..., None], *args: _Conversation) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)
         self._threads.append(thread)
         thread.start()
         return thread
-
-
-def _hang_up(*ends: socket.socket) -> None:
-    """End the conversation, which wakes up whoever reads from these sockets."""
-    for end in ends:
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)

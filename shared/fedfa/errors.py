@@ -16,6 +16,7 @@ FedfaError
 |-- Fenced                 another writer committed this manifest: reload and decide again
 |-- Mismatch               a log does not replay to what it records (fedfa.replay)
 |-- Cancelled              the job was closed or handed to a newer attempt: drop the work
+|-- Broken                 die: this process fails at everything (fedfa_trainer.failures)
 `-- Misconfigured          die: wrong settings, permissions or store; a restart will not help
 """
 

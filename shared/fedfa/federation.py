@@ -112,6 +112,15 @@ class Federation:
         successor.__dict__["index"] = self.index  # the clients are the same
         return successor
 
+    def pool_of(self, client: str) -> str:
+        return self.clients[self.index[client]].pool
+
+    def is_down(self, pool: str) -> bool:
+        return pool in self.state.pools and self.state.pools[pool].down
+
+    def num_changes(self, pool: str) -> int:
+        return self.state.pools[pool].changes if pool in self.state.pools else 0
+
     def open_jobs(self) -> list[tuple[Job, Slot]]:
         return [
             (Job(number, slot.generation), slot)
@@ -183,8 +192,9 @@ def step(federation: Federation, event: Event) -> tuple[Federation, Decision]:
             federation, opened = _reopen(federation.having(state), [update.job.slot])
         case Abandoned(job):
             state = replace(state, num_abandoned=state.num_abandoned + 1)
-            state = _closed(_in_trouble(federation, state, job), job)
-            federation, opened = _reopen(federation.having(state), [job.slot])
+            if not federation.is_down(federation.pool_of(state.slots[job.slot].client)):
+                state = _in_trouble(federation, state, job)  # otherwise no client is to blame
+            federation, opened = _reopen(federation.having(_closed(state, job)), [job.slot])
         case PoolChanged(name, change, outcome):
             pool = Pool(down=outcome == "pool_down", changes=change)
             federation = federation.having(replace(state, pools={**state.pools, name: pool}))

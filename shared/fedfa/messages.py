@@ -106,6 +106,19 @@ class StopFederation(Message):
     final_version: Count | None = None
 
 
+class MarkPool(Message):
+    """scheduler -> aggregator: a pool has no trainer any more, or has one again.
+
+    change counts the pool's changes in this federation, from 1; any other count than the next is
+    late.
+    """
+
+    kind: Literal["MarkPool"] = "MarkPool"
+    pool: PoolName
+    change: Annotated[int, Field(ge=1, lt=2**53)]
+    outcome: Literal["pool_down", "pool_up"]
+
+
 class RollCall(BaseModel):
     """scheduler -> every trainer: send a heartbeat for each job that you hold."""
 
@@ -134,6 +147,7 @@ class JobFacts(Message):
     """What identifies a piece of a trainer's work. `task` says which of the three it is.
 
     slot and generation are a training job's, version is an evaluation's; the others are None.
+    pools: what the trainer serves, all of which it keeps alive, busy with one of them or not.
     """
 
     task: Literal["train", "evaluate", "init"]
@@ -142,6 +156,7 @@ class JobFacts(Message):
     version: Count | None = None
     attempt: Attempt
     trainer: Name
+    pools: tuple[PoolName, ...] = ()
 
     @model_validator(mode="after")
     def _names_its_work(self) -> "JobFacts":
@@ -235,6 +250,7 @@ AnyMessage = (
     | EvalJob
     | AbandonJob
     | StopFederation
+    | MarkPool
     | RollCall
     | InitReady
     | JobStarted

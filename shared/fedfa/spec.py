@@ -20,7 +20,7 @@ from pydantic import (
 
 from fedfa.complaints import describe
 from fedfa.errors import InvalidSpec
-from fedfa.messages import FederationId, Uid
+from fedfa.messages import FederationId, PoolName, Uid
 
 Scalar = str | int | float | bool | None
 
@@ -335,6 +335,8 @@ class KeepBounded(Section):
     )
 
 
+Pattern = Annotated[str, Field(min_length=1, max_length=200)]  # as in "hospital-a-*"
+
 RetentionChoice = Annotated[KeepAll | KeepBounded, Field(discriminator="keep")]
 
 
@@ -348,6 +350,11 @@ class FederationSpec(Section):
         default=None, ge=1, description="clients to split the data into; natural splits need none"
     )
     partition: PartitionChoice = Field(default=Iid(), description="which client owns what")
+    pools: dict[PoolName, Annotated[tuple[Pattern, ...], Field(min_length=1)]] = Field(
+        default={},
+        description="which clients' data lies with the trainers of which pool, as patterns of "
+        "client names; all others are in `default`",
+    )
     local: LocalTraining = Field(default=LocalTraining(epochs=1), description="a client's job")
     delay: Delay = Field(default=Delay(), description="simulated, before an upload")
     evaluation: Evaluation = Field(default=Evaluation(), description="which versions are measured")

@@ -17,6 +17,7 @@ from fedfa.messages import (
     InitModel,
     InitReady,
     JobFacts,
+    MarkPool,
     ModelReady,
     RollCall,
     StartFederation,
@@ -91,7 +92,7 @@ def queue_of(route: Route) -> Queue | None:
 def home_of(message: AnyMessage) -> Route | None:
     """Where this kind of message is consumed; None for work, which the scheduler hands out."""
     match message:
-        case UpdateReady() | InitReady() | AbandonJob() | StopFederation():
+        case UpdateReady() | InitReady() | AbandonJob() | StopFederation() | MarkPool():
             return UPDATES
         case StartFederation() | EvalReady() | JobFacts():
             return EVENTS

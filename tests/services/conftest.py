@@ -19,6 +19,7 @@ from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
+from tests.services.faults import World, Worlds, tracebacks, world
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,6 +87,24 @@ def environment(store_settings: StoreSettings, broker_settings: BrokerSettings) 
         "FEDFA_S3_ACCESS_KEY": store_settings.access_key.get_secret_value(),
         "FEDFA_S3_SECRET_KEY": store_settings.secret_key.get_secret_value(),
     }
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    with Worlds(lambda: world(tmp_path_factory.mktemp("world"))) as worlds:
+        yield worlds
+
+
+@pytest.fixture
+def here(worlds: Worlds, request: pytest.FixtureRequest) -> Iterator[World]:
+    """A whole stack to break. Each test mends what it broke; after a failure there is a new one."""
+    failures = request.session.testsfailed
+    here = worlds.current()
+    yield here
+    surprised = tracebacks(here)
+    if surprised or request.session.testsfailed > failures:
+        worlds.discard()
+    assert not surprised
 
 
 def _minio(folder: Path) -> Iterator[StoreSettings]:

@@ -39,12 +39,14 @@ def start_aggregator(
     return ServerProcess(name, command, log=log / f"{name}.log", env=environment)
 
 
-def wait_for(condition: Callable[[], Any], *, seconds: float = 20.0) -> Any:
+def wait_for(
+    condition: Callable[[], Any], *, seconds: float = 20.0, every_seconds: float = 0.02
+) -> Any:
     """The first true value of a condition."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+        time.sleep(every_seconds)
     return value
 
 

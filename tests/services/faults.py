@@ -5,21 +5,23 @@ Every service reaches broker and bucket through proxies; the tests read both dir
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import psutil
 
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
+from fedfa.events import Job, Merged
 from fedfa.local.processes import ServerProcess, accepts
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
@@ -38,6 +40,10 @@ ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 3.0
 CONSUMER_TIMEOUT_SECONDS = 8.0
 DISK_MIB = 640
+LOOK_SECONDS = 0.1  # between two looks at a bucket that is busy
+FILLER = "filler"
+TRAINERS = ("trainer-1", "trainer-2")
+LONG_DELAY = {"distribution": "pareto", "shape": 100, "unit_seconds": 13.0}  # 13 to 14 seconds
 SPEC: dict[str, Any] = {
     "task": {"name": "digits"},
     "rule": {"name": "fedfa-delta", "window": 3},
@@ -70,11 +76,22 @@ class World:
     http: Proxy
     store: S3Store
     journal: Path
+    slow: Path  # of tests.services.tasks:Slowed
     trouble_with_disk: str
 
-    @property
-    def disk(self) -> Path:
-        return self.s3.folder
+    def must_have_small_disk(self) -> None:
+        assert not self.trouble_with_disk, (
+            f"no small disk can be mounted here ({self.trouble_with_disk}): run this as root"
+        )
+
+    def fill_disk(self) -> None:
+        """Leave the S3 server no space."""
+        with (self.s3.folder / FILLER).open("wb") as file, suppress(OSError):
+            while True:
+                file.write(bytes(65_536))
+
+    def free_disk(self) -> None:
+        (self.s3.folder / FILLER).unlink()
 
     def publish(self, *letters: AnyMessage | bytes, route: Route = EVENTS) -> None:
         settings = BrokerSettings.model_validate({"url": self.rabbit.url})
@@ -113,9 +130,10 @@ class World:
     def goes_on(self, name: str, *, by: int = 12, seconds: float = 60.0) -> float:
         """Wait until so many more updates are merged; returns how long the first one took."""
         began, before = time.monotonic(), self.merged(name)
-        wait_for(lambda: self.merged(name) > before, seconds=seconds)
+        wait_for(lambda: self.merged(name) > before, seconds=seconds, every_seconds=LOOK_SECONDS)
         first = time.monotonic() - began
-        wait_for(lambda: self.merged(name) >= before + by, seconds=seconds)
+        enough = before + by
+        wait_for(lambda: self.merged(name) >= enough, seconds=seconds, every_seconds=LOOK_SECONDS)
         return first
 
     def ends(self, name: str, *, seconds: float = 60.0) -> Manifest:
@@ -123,14 +141,35 @@ class World:
             manifest = self.newest(name)
             return manifest if manifest and manifest.state.status != "running" else None
 
-        result: Manifest = wait_for(over, seconds=seconds)
+        result: Manifest = wait_for(over, seconds=seconds, every_seconds=LOOK_SECONDS)
         return result
 
     def stops_and_verifies(self, name: str) -> list[Manifest]:
         submitted = submission.request_stop(self.store, name, "seen enough")
         self.publish(submission.start_message(submitted))
         self.ends(name)
-        return check(self.store, name)
+        log = check(self.store, name)
+        self._check_journal(log)
+        return log
+
+    def _check_journal(self, log: list[Manifest]) -> None:
+        """No confirmed update is missing, and what was merged had been put by a trainer."""
+        merged = {
+            decision.event.update.job: decision.event.update.key
+            for manifest in log
+            for decision in manifest.decisions
+            if isinstance(decision.event, Merged)
+        }
+        open_at_the_end = {
+            Job(number, slot.generation) for number, slot in enumerate(log[-2].state.slots)
+        }
+        confirmed = {
+            Job(line["slot"], line["generation"])
+            for line in self.journalled("confirmed")
+            if line["uid"] == log[0].uid
+        }
+        assert confirmed - merged.keys() <= open_at_the_end
+        assert set(merged.values()) <= {line["key"] for line in self.journalled("putting")}
 
     # -- looking at processes -------------------------------------------------------------------
 
@@ -169,6 +208,12 @@ class World:
         lines = [json.loads(line) for line in self.journal.read_text().splitlines()]
         return [line for line in lines if line["event"] == event]
 
+    def sent(self, name: str, *, start: int = 0) -> list[tuple[int, int]]:
+        """The training jobs that the scheduler has handed out, from this byte of its log on."""
+        pattern = rf"sent kind=TrainJob federation={name} slot=(\d+) generation=(\d+)"
+        found = re.findall(pattern, self.log("scheduler", start=start))
+        return [(int(slot), int(generation)) for slot, generation in found]
+
     def files(self, name: str) -> dict[tuple[int, int], list[str]]:
         """Every update file, by its job (slot, generation)."""
         found: dict[tuple[int, int], list[str]] = {}
@@ -179,12 +224,12 @@ class World:
 
 
 @contextmanager
-def world(folder: Path, *, has_small_disk: bool = False) -> Iterator[World]:
-    """Everything up. has_small_disk: for the bucket, where the system allows a mount."""
+def world(folder: Path, *, disk_mib: int = DISK_MIB) -> Iterator[World]:
+    """Everything up; the bucket on a small disk of its own, where the system allows a mount."""
     data = folder / "s3"
     data.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "fedfa-test", str(data)]
-    mounted = subprocess.run(mount if has_small_disk else "false", capture_output=True, text=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_mib}m", "fedfa-test", str(data)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
     timeout = f"[{{rabbit, [{{consumer_timeout, {CONSUMER_TIMEOUT_SECONDS * 1000:.0f}}}, "
     advanced = timeout + "{channel_tick_interval, 2000}]}]."
     rabbit, s3 = RabbitMQ(folder / "rabbitmq", advanced=advanced), SeaweedFS(data)
@@ -192,7 +237,8 @@ def world(folder: Path, *, has_small_disk: bool = False) -> Iterator[World]:
         rabbit.start()
         s3.start()
         with Proxy(rabbit.port) as amqp, Proxy(s3.port) as http:
-            journal = folder / "journal"
+            journal, slow = folder / "journal", folder / "slow"
+            slow.mkdir()
             environment = ENVIRONMENT | {
                 "FEDFA_AMQP_URL": f"amqp://guest:guest@127.0.0.1:{amqp.port}/",
                 "FEDFA_S3_ENDPOINT": f"http://127.0.0.1:{http.port}",
@@ -200,6 +246,7 @@ def world(folder: Path, *, has_small_disk: bool = False) -> Iterator[World]:
                 "FEDFA_S3_ACCESS_KEY": s3.access_key,
                 "FEDFA_S3_SECRET_KEY": s3.secret_key,
                 "FEDFA_TRAINER_JOURNAL": str(journal),
+                "FEDFA_TEST_SLOW": str(slow),
                 "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             }
             with patch.dict(os.environ, environment):
@@ -212,8 +259,8 @@ def world(folder: Path, *, has_small_disk: bool = False) -> Iterator[World]:
                 )
             with stack:
                 store = S3Store(s3.settings())
-                trouble = "" if mounted.returncode == 0 else mounted.stderr.strip() or "not tried"
-                yield World(stack, rabbit, s3, amqp, http, store, journal, trouble)
+                trouble = "" if mounted.returncode == 0 else mounted.stderr.strip()
+                yield World(stack, rabbit, s3, amqp, http, store, journal, slow, trouble)
     finally:
         s3.stop()
         rabbit.stop()
@@ -221,7 +268,34 @@ def world(folder: Path, *, has_small_disk: bool = False) -> Iterator[World]:
             subprocess.run(["umount", "--lazy", str(data)], check=True)
 
 
-def no_tracebacks(here: World) -> None:
-    """Faults are expected: no process may be surprised by one."""
-    for log in here.stack.logs.glob("*.log"):
-        assert "Traceback" not in log.read_text(), log
+class Worlds:
+    """The world that the tests of a module share, until one of them fails: it takes it along."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[World]]) -> None:
+        self._make = make
+        self._world: World | None = None
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def current(self) -> World:
+        if self._world is None:
+            self._world = self._cleanup.enter_context(self._make())
+        return self._world
+
+    def discard(self) -> None:
+        """Whatever state it is in: the next test gets a new one."""
+        if self._world is not None:
+            for process in self._world.stack.processes.values():
+                process.kill()
+        self._world = None
+        self._cleanup.close()
+
+
+def tracebacks(here: World) -> list[str]:
+    """The logs that hold one. Faults are expected: no process may be surprised by one."""
+    return [log.name for log in here.stack.logs.glob("*.log") if "Traceback" in log.read_text()]

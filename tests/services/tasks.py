@@ -1,5 +1,8 @@
 """Tasks that a spec in a test may name, as tests.services.tasks:Class."""
 
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -15,3 +18,12 @@ class Hopeless(Digits):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         raise ValueError("nobody kept the test images")
+
+
+class Slowed(Digits):
+    """Trains slowly on each trainer that a file in the folder FEDFA_TEST_SLOW is named after."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        if (Path(os.environ["FEDFA_TEST_SLOW"]) / os.environ["FEDFA_TRAINER_NAME"]).exists():
+            time.sleep(1.0)
+        return super().loss(model, batch)

@@ -9,7 +9,7 @@ import pytest
 
 from fedfa import manifests
 from fedfa.events import Merged, Rejected
-from fedfa.messages import AbandonJob, RollCall, StopFederation
+from fedfa.messages import AbandonJob, MarkPool, RollCall, StopFederation
 from fedfa.replay import verify
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
@@ -59,6 +59,24 @@ def test_a_duplicate_changes_nothing_and_is_answered_again(driver: Driver) -> No
         ready = driver.hear(lambda ready: (0, 1) in ready.closed)
         assert ready.n == 1
     assert driver.state().num_merged == 1
+
+
+def test_a_pool_is_marked_once_for_each_change_and_a_change_too_many_is_dead_lettered(
+    driver: Driver,
+) -> None:
+    driver.bear()
+    identity: dict[str, Any] = {"federation": driver.name, "uid": UID, "pool": "default"}
+    down = MarkPool(**identity, change=1, outcome="pool_down")
+    for _ in range(2):
+        driver.send(down)
+        assert driver.hear(lambda ready: True).n == 1
+    assert driver.state().pools["default"].down
+    driver.send(MarkPool(**identity, change=3, outcome="pool_up"))
+    assert "change 3 of default, the last is 1" in driver.dead_letter()
+    driver.send(MarkPool(**identity, change=2, outcome="pool_up"))
+    driver.hear(lambda ready: ready.n == 2)
+    assert not driver.state().pools["default"].down
+    assert [entry.manifest.n for entry in verify(driver.store, driver.name)] == [0, 1, 2]
 
 
 def with_nan(metadata: dict[str, Any]) -> bytes:

@@ -48,6 +48,16 @@ UPDATE = UpdateReady(
     delay_seconds=0.0,
 )
 
+# The channels that consume a queue learn 0.2 s late that it is deleted.
+DELETE_AND_TELL_LATE = """
+    {ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"%s">>)),
+    Channels = [element(1, Consumer) || Consumer <- rabbit_amqqueue:consumers(Q)],
+    [sys:suspend(Channel) || Channel <- Channels],
+    rabbit_amqqueue:delete(Q, false, false, <<"test">>),
+    timer:sleep(200),
+    [sys:resume(Channel) || Channel <- Channels].
+"""
+
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
@@ -244,6 +254,39 @@ def test_a_consumer_comes_back_after_its_queue_was_deleted(
 
     publisher.publish(UPDATE, jobs(pool))
     assert [delivery.message() for delivery in take(consumer, 1)] == [UPDATE]
+    consumer.close()
+
+
+def test_a_queue_deleted_while_it_is_published_to_keeps_its_consumer(
+    node: RabbitMQ, publisher: Publisher, settings: BrokerSettings, pool: str
+) -> None:
+    # given a consumer that has received something, and a publisher that never rests
+    consumer = Consumer(settings, [(jobs_queue(pool), 10)], name="test")
+    publisher.publish(b"first", jobs(pool))
+    take(consumer, 1)[0].ack()
+    is_over = threading.Event()
+
+    def publish() -> None:
+        while not is_over.wait(0.01):
+            publisher.publish(b"again", jobs(pool))
+
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+
+    # when the broker is slow to tell the consumer that the queue is deleted
+    node.ctl("eval", DELETE_AND_TELL_LATE % f"fedfa.jobs.{pool}")
+    is_over.set()
+    thread.join(WAIT_SECONDS)
+
+    # then the consumer has the queue that took its place
+    publisher.publish(b"last", jobs(pool))
+    received: set[bytes] = set()
+    deadline = time.monotonic() + WAIT_SECONDS
+    while b"last" not in received and time.monotonic() < deadline:
+        for delivery in take(consumer, 1, seconds=1.0):
+            delivery.ack()
+            received.add(delivery.body)
+    assert b"last" in received
     consumer.close()
 
 

@@ -8,13 +8,13 @@ import signal
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from fedfa import failpoints, keys
 from tests.services.driver import wait_for
-from tests.services.faults import World, no_tracebacks, world
+from tests.services.faults import World
 
 ROUNDS = int(os.environ.get("FEDFA_TEST_KILL_ROUNDS", "1"))
 AT_BIRTH = ("aggregator.birth_read", "trainer.initial")
@@ -30,13 +30,6 @@ pytestmark = [
     pytest.mark.faults,
     pytest.mark.timeout(600 * ROUNDS),
 ]  # each takes 10 to 40 s on two idle cores
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(tmp_path_factory.mktemp("stack")) as here:
-        yield here
-        no_tracebacks(here)
 
 
 def places(service: str) -> list[str]:

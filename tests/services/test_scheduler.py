@@ -53,6 +53,7 @@ from fedfa.topology import (
     Route,
     jobs_queue,
 )
+from fedfa_scheduler.fleet import STOP_REPEAT_SECONDS
 from tests.proxy import Proxy
 from tests.services.driver import wait_for
 from tests.unit.builders import UID, birth, submitted, vector
@@ -450,6 +451,25 @@ def test_an_evaluation_that_always_fails_is_recorded_in_the_bucket(world: World)
     )
 
 
+def test_a_federation_whose_folder_is_deleted_is_let_go_and_its_stops_end(world: World) -> None:
+    world.start()
+    fields = {"stop": {"wall_seconds": 0.001}}
+    world.submit(**fields)
+    world.bear(**fields)
+    world.take(StopFederation, seconds=60)
+    keys_now = [info.key for info in world.store.list("fed/")]
+    spec, others = keys.spec("fed"), [key for key in keys_now if key != keys.spec("fed")]
+    for key in others:
+        world.store.delete(key)
+    wait_for(lambda: "no manifests" in world.ask("/federations")[1])
+    world.store.delete(spec)
+    wait_for(lambda: world.ask("/federations")[1] == "[]")
+    world.listen(world.others)
+    world.heard.clear()
+    assert world.is_quiet(StopFederation, seconds=STOP_REPEAT_SECONDS + 1)
+    assert world.is_quiet(InitModel, seconds=0)
+
+
 def test_a_store_that_is_out_for_a_while_costs_nothing(world: World) -> None:
     with Proxy(urlsplit(world.environment["FEDFA_S3_ENDPOINT"]).port or 0) as proxy:
         world.start(
@@ -515,6 +535,11 @@ def run_main(*arguments: str, **variables: str) -> subprocess.CompletedProcess[s
     ("variables", "line"),
     [
         ({"FEDFA_LEASE_TTL_SECONDS": "-1"}, "FEDFA_LEASE_TTL_SECONDS: Input should be greater"),
+        (
+            {"FEDFA_POOL_DOWN_AFTER_SECONDS": "10"},
+            "FEDFA_POOL_DOWN_AFTER_SECONDS: Value error, a busy trainer is heard once in a while; "
+            "give at least 60",
+        ),
         ({"FEDFA_S3_ACCESS_KEY": "only-one"}, "FEDFA_S3_SECRET_KEY"),
     ],
 )

@@ -2,7 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import cast
@@ -12,13 +14,15 @@ import numpy as np
 from fedfa import keys
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import Cancelled, Fenced
+from fedfa.ledger import Ledger
 from fedfa.merge import rule_of
 from fedfa.messages import TrainJob
 from fedfa.observability import Pulse
-from fedfa.randomness import prf, uniform
+from fedfa.randomness import prf
 from fedfa.tensors import FlatModel, Template, Tensor
 from fedfa.topology import BROADCAST_QUEUE, EVENTS_QUEUE, UPDATES_QUEUE
 from fedfa.training import LocalResult
+from fedfa_aggregator.collector import Collector
 from fedfa_aggregator.service import Aggregator
 from fedfa_aggregator.service import run as run_aggregator
 from fedfa_scheduler.fleet import Fleet
@@ -39,11 +43,11 @@ from tests.simulation.checker import Checker
 from tests.simulation.faults import Faults
 from tests.simulation.scenario import LEASE_TTL_SECONDS, Scenario
 from tests.simulation.store import FaultyStore, MemoryStore
-from tests.simulation.world import Life, SimSignal, World
+from tests.simulation.world import Life, SimSignal, Waiters, World
 
 SCHEDULER_SETTINGS = SchedulerSettings(
     lease_ttl_seconds=LEASE_TTL_SECONDS,
-    reconcile_interval_seconds=2.0,
+    reconcile_interval_seconds=3.0,
     discover_interval_seconds=6.0,
 )
 TASK_ALLOW = ("tests.simulation.task",)
@@ -76,10 +80,12 @@ class Services:
         self.aggregators.append(life)
         store, publisher = self.store(life), self.publisher(life)
         consumer = cast(Consumer, SimConsumer(self.broker, life, [(UPDATES_QUEUE, 64)]))
+        collector = SimCollector(self.world, life, store)
         aggregator = Aggregator(
             store,
             lambda message, route, headers: publisher.publish(message, route, headers=headers),
             writer=f"{life.name}-{life.host.num_starts}",
+            tend=collector.tend,
             clock=life.unix,
             monotonic=life.clock,
         )
@@ -95,7 +101,7 @@ class Services:
             Consumer,
             SimConsumer(self.broker, life, [(EVENTS_QUEUE, 200), (BROADCAST_QUEUE, 200)]),
         )
-        scheduler = Scheduler(
+        scheduler = SimScheduler(
             fleet,
             self.store(life),
             self.publisher(life),
@@ -116,23 +122,57 @@ class Services:
             start=start,
         )
         store, publisher = self.store(life), self.publisher(life)
-        settings = trainer_settings(life.name, self.scenario.jobs_per_trainer)
-        consumer = cast(
-            Consumer, SimConsumer(self.broker, life, queues(settings.pools), idle_seconds=2.0)
+        settings = trainer_settings(
+            life.name, self.scenario.jobs_per_trainer, self.scenario.pools_of(life.name)
         )
+        consumer = cast(Consumer, SimConsumer(self.broker, life, queues(settings.pools)))
         bucket = Bucket(store)
         worker = SimWorker(self, life, store, bucket, publisher, runtime)
-        trainer = Trainer(settings, consumer, publisher, bucket, worker, runtime=runtime)
+        trainer = SimTrainer(settings, consumer, publisher, bucket, worker, runtime=runtime)
         life.state["works"] = lambda: [tuple(each["work"]) for each in trainer.jobs()[1]]
         life.at_death.append(lambda: self.checker.lost_touch(life))
         return trainer.run
 
 
 @cache
-def trainer_settings(name: str, jobs: int) -> TrainerSettings:
+def trainer_settings(name: str, jobs: int, pools: str) -> TrainerSettings:
     return TrainerSettings(
-        trainer_name=name, trainer_jobs=jobs, trainer_task_allow=",".join(TASK_ALLOW)
+        trainer_name=name,
+        trainer_jobs=jobs,
+        trainer_pools=pools,
+        trainer_task_allow=",".join(TASK_ALLOW),
     )
+
+
+class SimCollector(Collector):
+    """Its loop is one more thread of its aggregator, and deletes one object at a time."""
+
+    def __init__(self, world: World, life: Life, store: FaultyStore) -> None:
+        super().__init__(store, on_end=life.die, clock=life.unix, monotonic=life.clock)
+        self._world, self._life = world, life
+        self._stopping = cast(threading.Event, SimSignal(world))
+        self._threads = cast(ThreadPoolExecutor, InOrder())
+
+    def tend(self, ledger: Ledger) -> None:
+        super().tend(ledger)
+        if self._tended and self._loop is None:
+            self._loop = Future()
+            self._world.spawn(self._life, self._run)
+
+
+class InOrder:
+    def map(self, function: Callable[[str], None], keys: Iterable[str]) -> Iterator[None]:
+        return map(function, keys)
+
+
+class SimScheduler(Scheduler):
+    def _show(self) -> None:
+        """Nobody asks over HTTP, and metrics decide nothing."""
+
+
+class SimTrainer(Trainer):
+    def _measure(self) -> None:
+        """Nor here."""
 
 
 class SimComputing(Computing):
@@ -141,11 +181,12 @@ class SimComputing(Computing):
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world, self._is_taken = world, False
+        self._waiters: Waiters = []
 
     @contextmanager
     def turn(self, held: Held) -> Iterator[None]:
         while self._is_taken:
-            self._world.sleep(0.2)
+            self._world.wait(self._waiters, 1.0)
             held.check()
         self._is_taken = True
         try:
@@ -153,6 +194,15 @@ class SimComputing(Computing):
             yield
         finally:
             self._is_taken = False
+            self._world.wake(self._waiters)
+
+    @contextmanager
+    def timed(self, held: Held) -> Iterator[None]:
+        held.enter("training")
+        yield
+
+    def count(self) -> None:
+        """Nor here."""
 
 
 class SimWorker(Worker):
@@ -174,17 +224,19 @@ class SimWorker(Worker):
     def _local_update(self, held: Held, job: TrainJob, warm: Warm, model: FlatModel) -> LocalResult:
         world, scenario = self._sim.world, self._sim.scenario
         left = world.random.choice(scenario.train_seconds)
-        while left > 0:
-            world.sleep(min(left, 0.5))
-            left -= 0.5
-            if held.should_stop():
-                raise Cancelled(held.reason)
+        with self._sim.checker.training(self._life, job) as still_trains:
+            while left > 0:
+                world.sleep(min(left, 0.5))
+                left -= 0.5
+                if held.should_stop():
+                    raise Cancelled(held.reason)
+                still_trains()
         if job.client in scenario.failing_clients:
             raise RuntimeError("no data")
         base = int.from_bytes(hashlib.sha256(model.floats.tobytes()).digest()[:4], "big")
         seed = prf(warm.submission.spec.seed, "sim", job.slot, job.generation, base)
-        drawn = [uniform(prf(seed, "float", at)) / 10 for at in range(5)]
-        floats = np.array(drawn, np.float32)
+        drawn = hashlib.sha256(seed.to_bytes(8, "big")).digest()[:20]
+        floats = np.frombuffer(drawn, np.uint32).astype(np.float32) / np.float32(10 * 2**32)
         if rule_of(warm.submission.spec).sends == "models":
             floats = model.floats + floats
         return LocalResult(

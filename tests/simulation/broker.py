@@ -17,6 +17,8 @@ from tests.simulation.checker import Checker
 from tests.simulation.faults import Faults, HasConnections
 from tests.simulation.world import Life, Waiters, World
 
+IDLE_SECONDS = 2.0  # a consumer's turn without a delivery
+
 
 @dataclass(eq=False, slots=True)
 class Letter:
@@ -121,7 +123,7 @@ class SimConsumer:
         life: Life,
         queues: Sequence[tuple[Queue, int]],
         *,
-        idle_seconds: float = 1.0,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self.life, self._broker, self._world = life, broker, life.world
         self.epoch = 0
@@ -141,8 +143,6 @@ class SimConsumer:
         while not self.is_stopped:
             if not self._inbox:
                 self._world.wait(self._waiters, self._idle_seconds)
-            else:
-                self._world.sleep(0.0)
             self.life.turn_began_at = self._world.now
             yield self._inbox.popleft() if self._inbox else None
 
@@ -200,6 +200,7 @@ class SimConsumer:
         def deliver() -> None:
             if self.is_consuming and self.epoch == epoch and BROADCAST_QUEUE.name in self._queues:
                 self.receive(BROADCAST_QUEUE.name, letter)
+                self._broker.checker.hears(self.life, letter.message)
 
         return deliver
 
@@ -257,6 +258,10 @@ class SimConsumer:
                 self._broker.pump(name)
 
     def _ack(self, letter: Letter, epoch: int) -> None:
+        name = self.unacked.get(letter)
+        if name == BROADCAST_QUEUE.name:  # of this process alone: nobody sees the difference
+            del self.unacked[letter]
+            return
         self.life.check()
         self.life.burn()
         self._world.sleep(0.0)
@@ -264,9 +269,8 @@ class SimConsumer:
         if epoch != self.epoch or not self.is_consuming or name is None:
             self._world.note(self.life.name, "an ack comes too late")
             return
-        if name != BROADCAST_QUEUE.name:
-            kind = letter.message.kind if letter.message else "?"
-            self._world.note(self.life.name, f"acks {kind} of {name}")
+        kind = letter.message.kind if letter.message else "?"
+        self._world.note(self.life.name, f"acks {kind} of {name}")
         del self.unacked[letter]
         self._broker.checker.acked(self.life, name, letter.message, letter.since)
         if name in self._broker.queues:
@@ -297,10 +301,9 @@ class SimPublisher:
     ) -> None:
         body = message if isinstance(message, bytes) else messages.encode(message)
         known = messages.decode(message) if isinstance(message, bytes) else message
-        what = f"publishes {_brief(known)} to {route.exchange}{_why(headers)}"
         while True:
             try:
-                self._try(body, known, route, what)
+                self._try(body, known, route, headers)
                 break
             except BrokerUnavailable:
                 if timeout_seconds is not None:
@@ -313,19 +316,23 @@ class SimPublisher:
         queue = self._broker.queues.get(queue_name)
         return (len(queue.letters), len(queue.consumers)) if queue else (0, 0)
 
-    def _try(self, body: bytes, message: AnyMessage, route: Route, what: str) -> None:
+    def _try(
+        self, body: bytes, message: AnyMessage, route: Route, headers: Mapping[str, str] | None
+    ) -> None:
         faults, world = self._broker.faults, self._life.world
-        self._begin(what)
+        self._begin(message.kind)
         fails = faults.happens(faults.mix.broker_fails)
         if fails and world.random.random() < 0.5:
-            raise BrokerUnavailable(f"{what}: simulated")
+            raise BrokerUnavailable(f"{message.kind}: simulated")
         self._broker.checker.publishes(self._life, message, route)
         copies = 2 if faults.happens(faults.mix.duplicates) else 1
-        world.note(self._life.name, what + (" (twice)" if copies == 2 else ""))
+        if world.trace is not None:
+            what = f"publishes {_brief(message)} to {route.exchange}{_why(headers)}"
+            world.note(self._life.name, what + (" (twice)" if copies == 2 else ""))
         for _ in range(copies):
             self._broker.accept(Letter(body, message), route)
         if fails:
-            raise BrokerUnavailable(f"{what}: simulated, after the effect")
+            raise BrokerUnavailable(f"{message.kind}: simulated, after the effect")
 
     def _begin(self, what: str) -> None:
         faults, world = self._broker.faults, self._life.world

@@ -4,11 +4,13 @@ It sees all effects of all processes. The first broken rule ends the schedule.
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fedfa import keys, manifests
 from fedfa.errors import FedfaError
-from fedfa.events import Abandoned, Decision, Job, Merged, Rejected, job_of
+from fedfa.events import Abandoned, Decision, Job, Merged, PoolChanged, Rejected, job_of
 from fedfa.manifests import Committed
 from fedfa.messages import (
     AbandonJob,
@@ -19,6 +21,7 @@ from fedfa.messages import (
     JobHeartbeat,
     JobReleased,
     JobStarted,
+    MarkPool,
     ModelReady,
     StopFederation,
     TrainJob,
@@ -32,6 +35,7 @@ from fedfa.topology import EVENTS_QUEUE, UPDATES_QUEUE, Route
 from tests.simulation.world import Life, World
 
 JobKey = tuple[str, int, int]  # (uid, slot, generation)
+ZOMBIE_SECONDS = 5.0  # a trainer that heard that its job is closed has stopped by then
 HEARD_SECONDS = 6.0  # by then a scheduler that acts has read what a trainer said
 CREATE_ONCE = ("/manifests/", "/models/", "/updates/", "/evals/", "/spec.json", "/stop.json")
 
@@ -44,6 +48,13 @@ class Run:
     log: list[Committed] = field(default_factory=list)
     decided: dict[Job, int] = field(default_factory=dict)  # -> n
     opened: dict[Job, int] = field(default_factory=dict)  # -> the version when it was opened
+    clients: dict[Job, str] = field(default_factory=dict)  # of all that were opened
+    pools_down: set[str] = field(default_factory=set)
+
+    def is_stranded(self, job: Job) -> bool:
+        """Whether its client belongs to a pool that the log says is down."""
+        client, pools = self.clients[job], self.submission.spec.pools
+        return any(client in pools[name] for name in self.pools_down & pools.keys())
 
     @property
     def is_running(self) -> bool:
@@ -70,6 +81,7 @@ class Checker:
         self._said: dict[JobKey, tuple[Life, float, float]] = {}  # a holder: said so first, last
         self._stop_wanted: set[str] = set()  # uids
         self._wiped_at = float("-inf")
+        self._training: Counter[JobKey] = Counter()  # -> by how many trainers
 
     @property
     def now(self) -> float:
@@ -101,6 +113,22 @@ class Checker:
         if "/updates/" in key:
             self.files.setdefault(key.rpartition("/")[0] + "/", {})[key] = body
 
+    def deletes(self, key: str) -> None:
+        """Invariant 8, its other half: what is collected, nobody can need any more."""
+        federation, _, rest = key.partition("/")
+        run = self.runs[self.current[federation]]
+        if not rest.startswith(("models/", "updates/")) or not run.log:
+            self.fail(f"{key} was deleted")
+            return
+        manifest = run.log[-1].manifest
+        needed = {manifest.model.key} if manifest.model else set()
+        needed |= {entry.key for entry in manifest.state.window}
+        if key in needed:
+            self.fail(f"{key} was deleted, which manifest {manifest.n} needs")
+        job = keys.job_of(federation, key)
+        if job in [(at, slot.generation) for at, slot in enumerate(manifest.state.slots)]:
+            self.fail(f"{key} was deleted, and its job is open")
+
     def _is_good(self, federation: str, key: str, body: bytes) -> bool:
         """Not spoiled, and no late one of a federation that had the same name."""
         return key not in self.spoiled and (
@@ -124,6 +152,9 @@ class Checker:
             self.fail(f"{key} does not follow manifest {len(run.log) - 1}")
         if run.has_ended:
             self.fail(f"{key} follows the end of the federation")
+        if not run.log:
+            for at, slot in enumerate(manifest.state.slots):
+                run.clients[Job(at, slot.generation)] = slot.client
         for decision in manifest.decisions:
             self._decided(run, decision, manifest.n)
         if manifest.state.status == "stopped" and manifest.uid not in self._stop_wanted:
@@ -155,6 +186,10 @@ class Checker:
         event, job = decision.event, job_of(decision.event)
         for opened in decision.opened:
             run.opened[opened.job] = decision.version
+            run.clients[opened.job] = opened.client
+        if isinstance(event, PoolChanged):
+            change = run.pools_down.add if event.outcome == "pool_down" else run.pools_down.discard
+            change(event.pool)
         if job is None:
             return
         if job in run.decided:
@@ -175,7 +210,8 @@ class Checker:
                     self.fail(f"{update.key} is merged without its file")
         elif isinstance(event, Abandoned):
             failures = self.failures[(run.submission.uid, job.slot, job.generation)]
-            if failures < run.submission.spec.limits.max_attempts:
+            is_called_for = failures >= run.submission.spec.limits.max_attempts
+            if not is_called_for and not run.is_stranded(job):
                 self.fail(f"{job} is abandoned after {failures} failures: {event.reason}")
 
     # -- messages -----------------------------------------------------------------------------
@@ -231,7 +267,7 @@ class Checker:
 
         `message in buried` compares values: a copy that was dead-lettered before excuses this one.
         """
-        assert isinstance(message, UpdateReady | AbandonJob | StopFederation | InitReady)
+        assert isinstance(message, UpdateReady | AbandonJob | StopFederation | InitReady | MarkPool)
         is_current = self.current.get(message.federation) == message.uid
         run = self.runs.get(message.uid)
         if run is None or not is_current or message in self._buried:
@@ -240,6 +276,10 @@ class Checker:
             is_decided = bool(run.log)
         elif isinstance(message, StopFederation):
             is_decided = run.has_ended
+        elif isinstance(message, MarkPool):
+            state = run.log[-1].manifest.state if run.log else None
+            pool = state.pools.get(message.pool) if state else None
+            is_decided = run.has_ended or (pool is not None and pool.changes >= message.change)
         else:
             is_decided = run.has_ended or Job(message.slot, message.generation) in run.decided
             announced_at = life.state.get("announced", {}).get(message.job, -1)
@@ -267,6 +307,41 @@ class Checker:
         works = life.state["works"]() if "works" in life.state else []
         is_fit = life.last_stall < self.now - self.ttl
         return is_fit and ("train", order.slot, order.generation) in works
+
+    @contextmanager
+    def training(self, life: Life, order: TrainJob) -> Iterator[Callable[[], None]]:
+        """While a trainer trains a job; it calls what it gets, now and then. Invariant 3."""
+        run, job = self.runs[order.uid], Job(order.slot, order.generation)
+        self._training[order.job] += 1
+
+        def still_trains() -> None:
+            known_at = life.state.get("closed", {}).get(order.job, self.now)
+            if max(known_at, life.last_stall) < self.now - ZOMBIE_SECONDS:
+                self.fail(
+                    f"{life.name} trains {job}, and heard at {known_at:.1f} that it is closed"
+                )
+
+        try:
+            in_training = [key for key, num in self._training.items() if num and self._is_open(key)]
+            of_this_run = [key for key in in_training if key[0] == order.uid]
+            if len(of_this_run) > run.submission.spec.concurrency:
+                self.fail(f"{len(of_this_run)} open jobs are in training")
+            yield still_trains
+        finally:
+            self._training[order.job] -= 1
+
+    def _is_open(self, key: JobKey) -> bool:
+        uid, slot, generation = key
+        log = self.runs[uid].log
+        slots = log[-1].manifest.state.slots if log else ()
+        return slot < len(slots) and slots[slot].generation == generation
+
+    def hears(self, life: Life, message: AnyMessage | None) -> None:
+        """A broadcast arrived."""
+        if isinstance(message, ModelReady):
+            closed = life.state.setdefault("closed", {})
+            for slot, generation in message.closed:
+                closed.setdefault((message.uid, slot, generation), self.now)
 
     def lost_touch(self, life: Life) -> None:
         """A trainer dies or stalls: each job it started may fail once more."""

@@ -1,8 +1,9 @@
-"""Options of the simulation: `pytest tests/simulation --seed 42`, or `--schedules 200000`."""
+"""Options of the simulation: `pytest tests/simulation --seed 42`, or `--schedules 200000 -n 2`."""
 
 import pytest
 
-SCHEDULES = 2_000
+SCHEDULES = 20_000
+CHUNK = 500  # seeds in one test: small enough for workers to share, each with its start and end
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -10,13 +11,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--schedules", type=int, default=SCHEDULES, help="how many seeds to run")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seeds" in metafunc.fixturenames:
+        number = int(metafunc.config.getoption("--schedules", default=SCHEDULES))
+        chunks = [range(at, min(at + CHUNK, number)) for at in range(0, number, CHUNK)]
+        if metafunc.config.getoption("--seed", default=None) is not None:
+            chunks = []
+        metafunc.parametrize("seeds", chunks, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int | None:
     """None where pytest was started elsewhere and does not know the option."""
     found: int | None = request.config.getoption("--seed", default=None)
     return found
-
-
-@pytest.fixture
-def num_schedules(request: pytest.FixtureRequest) -> int:
-    return int(request.config.getoption("--schedules", default=SCHEDULES))

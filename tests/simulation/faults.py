@@ -41,13 +41,13 @@ class Mix:
             reorders=sometimes(0.1),
             drops_hints=sometimes(random.choice((0.1, 0.5, 1.0))),
             is_slow=random.random() < 0.5,
-            crash=sometimes(random.choice((3.0, 8.0, 20.0)), share=0.6),
-            stall=sometimes(random.choice((5.0, 12.0)), share=0.4),
-            disconnect=sometimes(10.0),
-            wipe=sometimes(random.choice((8.0, 25.0)), share=0.3),
-            store_outage=sometimes(20.0, share=0.2),
-            broker_outage=sometimes(20.0, share=0.2),
-            clock_jump=sometimes(10.0, share=0.2),
+            crash=sometimes(random.choice((2.0, 4.0, 10.0)), share=0.6),
+            stall=sometimes(random.choice((3.0, 8.0)), share=0.4),
+            disconnect=sometimes(6.0),
+            wipe=sometimes(random.choice((4.0, 12.0)), share=0.3),
+            store_outage=sometimes(8.0, share=0.2),
+            broker_outage=sometimes(8.0, share=0.2),
+            clock_jump=sometimes(5.0, share=0.2),
             crash_roles=tuple(random.sample(roles, random.choice((1, 3)))),
             stall_roles=tuple(random.sample(roles, random.choice((1, 3)))),
         )
@@ -97,16 +97,16 @@ class Faults:
 
         def jump() -> None:
             host = random.choice(hosts)
-            host.clock_offset += random.choice((0.2, 1.0, 2.0))  # a pause is a stall
+            host.clock_offset += random.choice((1.0, 6.0, 12.0, 60.0))  # as after a suspend
             host.unix_offset += random.choice((-60.0, -5.0, 5.0))
             self.world.note(host.name, "its clocks jump")
 
         def store_outage() -> None:
-            self.store_down_until = self.world.now + random.choice((1.0, 5.0, 20.0))
+            self.store_down_until = self.world.now + random.choice((1.0, 4.0, 12.0))
             self.world.note("store", f"is out until {self.store_down_until:.1f}")
 
         def broker_outage() -> None:
-            self.broker_down_until = self.world.now + random.choice((1.0, 5.0, 20.0))
+            self.broker_down_until = self.world.now + random.choice((1.0, 4.0, 12.0))
             self.world.note("broker", f"is out until {self.broker_down_until:.1f}")
             for host in hosts:
                 broker.disconnect(host.life)

@@ -1,7 +1,6 @@
 """The protocol, wrong on purpose: one deliberate mistake each, which the checker must notice.
 
-Each replaces a few lines of the product while a schedule runs. To come with what they mutate:
-garbage collection under a stalled writer, and a dead pool that captures every slot.
+Each replaces a few lines of the product while a schedule runs.
 """
 
 from collections.abc import Callable
@@ -19,11 +18,14 @@ from fedfa.events import Job, Rejected, Stopped, job_of
 from fedfa.federation import Federation
 from fedfa.history import Evaluation
 from fedfa.messages import EvalJob, InitReady, UpdateReady
+from fedfa.retention import Kept
+from fedfa.spec import KeepBounded, parse
 from fedfa.tensors import FlatModel, canonical_json
 from fedfa_aggregator.service import Aggregator
-from fedfa_scheduler import bucket
+from fedfa_scheduler import bucket, fleet
 from fedfa_scheduler.fleet import Fleet
 from fedfa_scheduler.service import Scheduler
+from fedfa_trainer.held import Held
 from tests.simulation.schedule import Mutation
 
 Patch = Callable[[], AbstractContextManager[object]]
@@ -220,9 +222,48 @@ def nothing_settles() -> Any:
         yield
 
 
+def newest_is_collected(original: Any) -> Any:
+    """A collector that takes its own view of the log for the newest one."""
+
+    def holds(self: Kept, version: int, key: str) -> bool:
+        return version <= self.newest and bool(original(self, version, key))
+
+    return holds
+
+
+def opened_since_is_collected(original: Any) -> Any:
+    def may_be_decided(self: Kept, slot: int, generation: int) -> bool:
+        return slot < len(self.generations) and generation == self.generations[slot]
+
+    return may_be_decided
+
+
+def closed_job_trains_on(original: Any) -> Any:
+    return lambda self, ready: None
+
+
+def pools_unmarked(original: Any) -> Any:
+    return lambda *arguments, **named: iter(())
+
+
 STORMY = {"crash": 3.0, "crash_roles": ("aggregator", "trainer")}
 PAUSED = {"stall": 8.0, "stall_roles": ("scheduler",), "crash": 0.0, "disconnect": 0.0}
 LATE = {"num_aggregators": 2}
+
+LONG = {
+    "task": {"name": "tests.simulation.task:Tiny"},
+    "clients": 4,
+    "concurrency": 3,
+    "stop": {"updates": 25},
+}
+COLLECTED = {
+    "specs": (parse(LONG),),
+    "train_seconds": (0.5, 1.0),
+    "calm_at": 40.0,
+    "retention": KeepBounded(keep_last=1, keep_every=0, min_age_seconds=0.0),
+    "num_aggregators": 2,
+}
+STALLED_WRITER = {"stall": 1.5, "stall_roles": ("aggregator",), "is_slow": True}
 
 MUTATIONS: dict[str, Mutation] = {
     "ack before commit": Mutation(replaces(Aggregator, "serve", ack_before_commit)),
@@ -273,6 +314,25 @@ MUTATIONS: dict[str, Mutation] = {
         nothing_settles,
         scenario={"train_seconds": (8.0, 20.0)},
         faults={"crash": 6.0, "crash_roles": ("scheduler",)},
+    ),
+    "garbage collection under a stalled writer": Mutation(
+        replaces(Kept, "_holds_model", newest_is_collected),
+        scenario=COLLECTED,
+        faults=STALLED_WRITER,
+    ),
+    "garbage collection of what was opened since": Mutation(
+        replaces(Kept, "_may_be_decided", opened_since_is_collected),
+        scenario=COLLECTED,
+        faults=STALLED_WRITER,
+    ),
+    "a dead pool that captures every slot": Mutation(
+        replaces(fleet, "marks", pools_unmarked),
+        scenario={"has_two_pools": True, "far_dies": (1.0, float("inf")), "stops_at": None},
+    ),
+    "a closed job that trains on": Mutation(
+        replaces(Held, "hear_model", closed_job_trains_on),
+        scenario={"train_seconds": (8.0, 20.0)},
+        faults={"crash": 3.0, "crash_roles": ("scheduler",)},
     ),
     "files on the bucket not announced after a wiped broker": Mutation(
         replaces(bucket, "delivered_update", lambda original: lambda *arguments: None),

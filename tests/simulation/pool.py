@@ -1,32 +1,29 @@
-"""Many schedules on every core, in fresh processes; only what is broken comes back."""
+"""Many schedules in one process; only what is broken comes back."""
 
 import gc
-import multiprocessing
-import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from tests.simulation.schedule import Mutation, Outcome, run_schedule
 
-CHUNK = 100
+COLLECT_EVERY = 20  # greenlets make many cycles
 
 
 def broken(seeds: Iterable[int]) -> Iterator[Outcome]:
-    """The outcomes with violations. Ends early after a few."""
-    seeds = list(seeds)
-    chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        for outcomes in pool.map(run_chunk, chunks):
-            yield from outcomes
-
-
-def run_chunk(seeds: list[int]) -> list[Outcome]:
-    gc.disable()  # greenlets make many cycles, and one collection for each chunk is cheaper
-    outcomes = [run_schedule(seed) for seed in seeds]
+    """The outcomes with violations."""
     gc.collect()
-    return [outcome for outcome in outcomes if outcome.violations]
+    gc.freeze()  # what is there already will not be garbage
+    gc.disable()
+    try:
+        for count, seed in enumerate(seeds, start=1):
+            outcome = run_schedule(seed)
+            if outcome.violations:
+                yield outcome
+            if count % COLLECT_EVERY == 0:
+                gc.collect()
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def caught_after(mutation: Mutation, *, at_most: int) -> Outcome | None:

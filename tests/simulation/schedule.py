@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fedfa import keys
@@ -17,7 +18,8 @@ from tests.simulation.actors import Services
 from tests.simulation.broker import SimBroker
 from tests.simulation.checker import Checker
 from tests.simulation.faults import Faults, Mix
-from tests.simulation.scenario import LEASE_TTL_SECONDS, LONGEST_SECONDS, Scenario
+from tests.simulation.memo import memo
+from tests.simulation.scenario import FAR, LEASE_TTL_SECONDS, LONGEST_SECONDS, Scenario
 from tests.simulation.store import MemoryStore
 from tests.simulation.world import UNIX_EPOCH, Host, Life, World
 
@@ -66,6 +68,11 @@ def run_schedule(
     for host in hosts:
         host.at_stall = lambda life: _stalled(broker, checker, life)
     faults.plan(hosts, broker, until=scenario.calm_at)
+    if scenario.has_two_pools and scenario.far_dies is not None:
+        at, seconds = scenario.far_dies
+        for host in hosts:
+            if host.role == "trainer" and scenario.pools_of(host.name) == FAR:
+                world.call_at(at, partial(host.leave, seconds))
     user = _user(sim)
 
     def is_over() -> bool:
@@ -73,14 +80,14 @@ def run_schedule(
             user.is_done and _is_quiet(broker) and checker.has_ended(memory)
         )
 
-    with mutation.apply() if mutation and mutation.apply else nullcontext():
+    with memo(), mutation.apply() if mutation and mutation.apply else nullcontext():
         if not world.run(is_over, deadline=scenario.calm_at + LONGEST_SECONDS):
             checker.fail("the run does not end by itself")
         for host in [*hosts, user.host]:
             host.life.is_dead = True
             for task in host.life.tasks:
                 world.kill(task)
-    checker.finish(memory)
+        checker.finish(memory)
     return Outcome(
         seed, tuple(checker.violations), world.num_effects, world.now, tuple(world.trace or ())
     )
@@ -159,7 +166,12 @@ class User:
 
     def _submit(self, life: Life, name: str, spec: FederationSpec) -> None:
         uid = f"{self._sim.world.random.getrandbits(128):032x}"
-        submission = Submitted(federation=name, uid=uid, created_at=life.unix(), spec=spec)
+        submission = Submitted(
+            federation=name,
+            uid=uid,
+            created_at=life.unix(),
+            spec=self._sim.scenario.spec(spec),
+        )
         body = submission.model_dump_json(by_alias=True).encode()
         self._sim.memory.create(keys.spec(name), body)
         self._sim.world.note("user", f"submits {name} as {uid}")

@@ -102,7 +102,11 @@ class FaultyStore:
         return iter(self._do("folders", "", lambda: list(self._memory.folders())))
 
     def delete(self, key: str) -> None:
-        self._do("delete", key, lambda: self._memory.delete(key))
+        def effect() -> None:
+            self._memory.checker.deletes(key)
+            self._memory.delete(key)
+
+        self._do("delete", key, effect)
 
     def _do(self, operation: str, key: str, effect: Callable[[], T]) -> T:
         """One request: late, refused, without an answer, or sent twice; and the answer."""

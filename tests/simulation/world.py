@@ -4,8 +4,8 @@ Every effect of a process (a store operation, a publish, an ack) is a switch poi
 before it, the process may be killed there, and the effect or its answer may fail.
 """
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from random import Random
 from typing import Any, TypeVar
 
@@ -59,21 +59,21 @@ class World:
         return True
 
     def _step(self) -> None:
-        at, _, task, token, action = heapq.heappop(self._heap)
-        if action is not None:
-            self.now = max(self.now, at)
+        at, _, task, token, action = heappop(self._heap)
+        if task is None:
+            assert action is not None
+            if at > self.now:
+                self.now = at
             action()
             return
-        assert task is not None
-        if task.token != token or task.life.is_dead:
+        life = task.life
+        if task.token != token or life.is_dead:
             return
-        if task.life.stalled_until > at:
-            self._push(task.life.stalled_until, task, token)
+        if life.stalled_until > at:
+            self._push(life.stalled_until, task, token)
             return
-        self.now = max(self.now, at)
-        self._enter(task)
-
-    def _enter(self, task: Task) -> None:
+        if at > self.now:
+            self.now = at
         task.token += 1
         self._current = task
         task.body.switch()
@@ -87,23 +87,20 @@ class World:
         self, at: float, task: Task | None, token: int, action: Callable[[], None] | None = None
     ) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (at, self._count, task, token, action))
+        heappush(self._heap, (at, self._count, task, token, action))
 
     # -- for tasks --------------------------------------------------------------------------
 
-    @property
-    def current(self) -> Task:
-        assert self._current is not None, "outside of every process"
-        return self._current
-
     def sleep(self, seconds: float) -> None:
-        task = self.current
+        task = self._current
+        assert task is not None, "outside of every process"
         self._push(self.now + seconds, task, task.token)
         self._switch_away(task)
 
     def wait(self, waiters: Waiters, timeout: float | None) -> None:
         """Until somebody wakes these waiters, or for a while."""
-        task = self.current
+        task = self._current
+        assert task is not None, "outside of every process"
         waiters.append((task, task.token))
         if timeout is not None:
             self._push(self.now + timeout, task, task.token)
@@ -115,7 +112,8 @@ class World:
         waiters.clear()
 
     def _switch_away(self, task: Task) -> None:
-        task.life.check()
+        if task.life.is_dead:
+            raise Crash
         self._hub.switch()
 
     def spawn(self, life: "Life", body: Callable[[], None]) -> None:
@@ -149,13 +147,22 @@ class Host:
         self.num_starts = 0
         self.clock_offset = world.random.uniform(0, 1e6)
         self.unix_offset = 0.0
+        self.gone_until = 0.0
         self.life = Life(self)
         self.life.is_dead = True
         self.allowed_deaths: tuple[type[Exception], ...] = ()
         self.at_stall: Callable[[Life], None] = lambda life: None
 
+    def leave(self, seconds: float) -> None:
+        """Its process is killed, and starts again only after so many seconds."""
+        self.world.note(self.name, f"is gone for {seconds:.0f} s")
+        self.gone_until = self.world.now + seconds
+        self.life.die()
+        if seconds < float("inf"):
+            self.world.call_at(self.gone_until, self.start)
+
     def start(self) -> None:
-        if not self.life.is_dead:
+        if not self.life.is_dead or self.world.now < self.gone_until:
             return
         self.num_starts += 1
         life = self.life = Life(self)

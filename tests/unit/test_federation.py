@@ -151,6 +151,17 @@ def test_clients_of_a_pool_that_is_down_are_sampled_only_when_nobody_else_is_idl
     assert sample(value, Job(0, 99))
 
 
+def test_an_abandonment_in_a_pool_that_is_down_counts_against_nobody() -> None:
+    value = federation(limits={"set_aside_after": 1, "max_consecutive_rejections": 1})
+    value, _ = step(value, PoolChanged("default", 1, "pool_down"))
+    abandoned = Abandoned(open_job(value), "pool default is down")
+    value, decision = step(value, abandoned)
+    assert decision.opened is not None
+    assert (value.state.num_abandoned, value.state.failures_in_a_row) == (1, 0)
+    assert (value.state.trouble, value.state.set_aside) == ({}, {})
+    assert due_stop(value, abandoned) is None
+
+
 def test_a_stop_closes_every_slot_and_makes_later_updates_late() -> None:
     value = run(federation(), 7)
     job = open_job(value)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedfa.events import Abandoned, Job, Stopped
+from fedfa.events import Abandoned, Job, PoolChanged, Stopped
 from fedfa.federation import Client, Federation, found, step
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
@@ -17,19 +17,14 @@ from fedfa.messages import (
     JobHeartbeat,
     JobReleased,
     JobStarted,
+    MarkPool,
     StopFederation,
     TrainJob,
     UpdateReady,
 )
 from fedfa.spec import Submitted
-from fedfa_scheduler.fleet import (
-    STOP_REPEAT_SECONDS,
-    FindModel,
-    Fleet,
-    Look,
-    RecordFailure,
-    Send,
-)
+from fedfa_scheduler.actions import FindModel, Look, RecordFailure, Send
+from fedfa_scheduler.fleet import STOP_REPEAT_SECONDS, Fleet
 from fedfa_scheduler.leases import MISSING_TASK_DELAY_SECONDS, Attempts
 from fedfa_scheduler.status import federations
 from tests.unit.builders import DIGEST, UID, spec
@@ -49,12 +44,15 @@ class World:
     has_initial_model: bool = False
     looks: list[Look] = field(default_factory=list)
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
+    pools: tuple[str, ...] = ("default",)  # of the clients, in turn
+    num_clients: int = 8
 
     def __post_init__(self) -> None:
         self.submission = Submitted(
             federation="fed", uid=UID, created_at=CREATED_AT, spec=spec(**self.fields)
         )
-        everyone = tuple(Client(f"client-{at:04d}", 10) for at in range(8))
+        pools = [self.pools[at % len(self.pools)] for at in range(self.num_clients)]
+        everyone = tuple(Client(f"client-{at:04d}", 10, pool) for at, pool in enumerate(pools))
         self.value: Federation = found(self.submission.spec, everyone)
         self.n = 0
         self.start()
@@ -131,8 +129,35 @@ class World:
 
     def reconcile(self, num_ready: int) -> list[Any]:
         self.now += 2.0
-        self.fleet.counted("default", num_ready, self.now)
+        self.fleet.counted({"default": (num_ready, 0)}, self.now)
         return self.settle()
+
+    def live(self, seconds: float, **consumers: int) -> list[Any]:
+        """Time goes by, and every pool's queue is looked at; consumers: idle trainers by pool."""
+        sent = []
+        for _ in range(int(seconds / 2)):
+            self.now += 2.0
+            counts = {pool: (100, consumers.get(pool, 0)) for pool in self.fleet.pools}
+            self.fleet.counted(counts, self.now)
+            sent += self.settle()
+        return sent
+
+    def commit(self, messages: list[Any]) -> list[Any]:
+        """What the aggregator makes of them; returns what the scheduler answers."""
+        value = self.value
+        for message in messages:
+            if isinstance(message, MarkPool):
+                assert message.change == value.num_changes(message.pool) + 1
+                event = PoolChanged(message.pool, message.change, message.outcome)
+                value, _ = step(value, event)
+            elif isinstance(message, AbandonJob):
+                job = Job(message.slot, message.generation)
+                value, _ = step(value, Abandoned(job, message.reason))
+        self.show_manifest(value)
+        return self.settle()
+
+    def pools_of_open_jobs(self) -> list[str]:
+        return sorted(self.value.pool_of(slot.client) for _, slot in self.value.open_jobs())
 
 
 def model(version: int) -> ModelRef:
@@ -759,7 +784,223 @@ def test_an_evaluation_below_the_target_stops_nothing(value: float) -> None:
     assert world.settle() == []
 
 
+# -- pools ----------------------------------------------------------------------------------------
+
+DOWN_AFTER = 2 * TTL
+
+
+def two_sites() -> World:
+    """Eight clients, every other one at site b; three jobs, none of which was claimed."""
+    world = World(pools=("a", "b"))
+    world.run_normally()
+    world.live(TTL, a=1, b=1)
+    assert {"a", "b"} == set(world.pools_of_open_jobs())
+    return world
+
+
+def marked_down(world: World) -> list[Any]:
+    """Pool b loses its trainers, and the log shows it; returns what follows."""
+    [mark] = world.live(DOWN_AFTER + 4, a=1)[:1]
+    assert (mark.pool, mark.outcome) == ("b", "pool_down")
+    return world.commit([mark])
+
+
+def test_a_pool_without_trainers_is_marked_as_down_and_its_unclaimed_jobs_make_room() -> None:
+    world = two_sites()
+    assert world.live(DOWN_AFTER - 4, a=1) == []
+    abandons = marked_down(world)
+    assert all(isinstance(message, AbandonJob) for message in abandons)
+    assert {message.reason for message in abandons} == {"pool b is down"}
+    jobs = world.commit(abandons)
+    assert world.pools_of_open_jobs() == ["a", "a", "a"]
+    assert {job.generation for job in jobs} == {2}
+    assert world.live(DOWN_AFTER, a=1) == []
+
+
+def test_a_mark_is_repeated_every_few_seconds_until_a_manifest_shows_it() -> None:
+    world = two_sites()
+    marks = world.live(DOWN_AFTER + 12, a=1)
+    assert 2 <= len(marks) <= 4
+    assert set(marks) == {marks[0]}
+
+
+def test_busy_trainers_consume_nothing_and_keep_their_pools_alive() -> None:
+    world = two_sites()
+    job = next(iter(world.fleet.federations["fed"].leases.values()))
+    order = TrainJob(
+        federation="fed",
+        uid=UID,
+        slot=job.work[2],
+        generation=1,
+        attempt=job.attempt,
+        client=job.client,
+        opened_at=0,
+        delay_seconds=0.0,
+        lease_ttl_seconds=TTL,
+    )
+    for _ in range(20):
+        world.fleet.heard(fact(JobHeartbeat, order, pools=("a", "b")), world.now)
+        assert world.live(TTL / 2) == []
+
+
+def test_with_every_pool_gone_jobs_wait() -> None:
+    world = two_sites()
+    assert world.live(10 * DOWN_AFTER) == []
+
+
+def test_a_federation_of_one_pool_waits_for_it() -> None:
+    world = World()
+    world.run_normally()
+    assert world.live(10 * DOWN_AFTER) == []
+
+
+def test_a_pool_without_work_may_be_scaled_to_nothing() -> None:
+    world = World({"concurrency": 1}, pools=("a", "b"))
+    world.run_normally()
+    [busy] = world.pools_of_open_jobs()
+    assert world.live(10 * DOWN_AFTER, **{busy: 1}) == []
+
+
+def test_a_pool_that_returns_is_marked_as_up_and_may_go_down_again() -> None:
+    world = two_sites()
+    world.commit(marked_down(world))
+    [mark] = world.live(4, a=1, b=1)
+    assert (mark.pool, mark.outcome, mark.change) == ("b", "pool_up", 2)
+    assert world.commit([mark]) == []
+    assert not world.value.is_down("b")
+    after, _ = step(world.value, Abandoned(Job(0, 2), "too slow"))
+    while "b" not in world.pools_of_open_jobs():
+        generation = world.value.state.slots[0].generation
+        after, _ = step(world.value, Abandoned(Job(0, generation), "too slow"))
+        world.show_manifest(after)
+    world.settle()
+    [mark, *_] = world.live(DOWN_AFTER + 4, a=1)
+    assert (mark.pool, mark.outcome, mark.change) == ("b", "pool_down", 3)
+
+
+def test_jobs_of_a_dead_pool_wait_when_nobody_else_is_idle() -> None:
+    world = World({"concurrency": 6, "seed": 3}, pools=("a", "b"))
+    world.run_normally()
+    assert world.pools_of_open_jobs() == ["a"] * 3 + ["b"] * 3
+    world.live(TTL, a=1, b=1)
+    jobs = world.commit(marked_down(world))
+    assert {type(job) for job in jobs} == {TrainJob}
+    assert world.pools_of_open_jobs() == ["a"] * 4 + ["b"] * 2
+    assert world.live(10 * DOWN_AFTER, a=1) == []
+
+
+def test_a_dead_pool_costs_neither_its_clients_nor_the_federation_any_trouble() -> None:
+    world = two_sites()
+    world.commit(marked_down(world))
+    state = world.value.state
+    assert state.num_abandoned > 0
+    assert (state.failures_in_a_row, state.trouble, state.set_aside) == (0, {}, {})
+
+
+def test_a_finished_job_of_a_dead_pool_is_announced_and_not_abandoned() -> None:
+    world = two_sites()
+    jobs = world.fleet.federations["fed"].leases
+    slot = next(lease.work[2] for lease in jobs.values() if lease.pool == "b")
+    attempt = next(lease.attempt for lease in jobs.values() if lease.pool == "b")
+    client = world.value.state.slots[slot].client
+    done = TrainJob(
+        federation="fed",
+        uid=UID,
+        slot=slot,
+        generation=1,
+        attempt=attempt,
+        client=client,
+        opened_at=0,
+        delay_seconds=0.0,
+        lease_ttl_seconds=TTL,
+    )
+    world.updates[(slot, 1)] = update_of(done)
+    assert update_of(done) in marked_down(world)
+
+
+def test_after_a_gap_no_pool_is_down_before_its_trainers_had_time_to_be_seen() -> None:
+    world = two_sites()
+    world.now += 10 * DOWN_AFTER  # the scheduler stood still, or had no broker
+    world.fleet.gap()
+    world.show_manifest()
+    assert world.live(10 * DOWN_AFTER, a=1) == []
+    world.fleet.drained(world.now)
+    assert world.live(TTL + DOWN_AFTER - 4, a=1) == []
+    assert [mark.pool for mark in world.live(6, a=1)] == ["b"]
+
+
+def test_what_was_said_before_a_gap_brings_no_pool_back() -> None:
+    world = two_sites()
+    world.commit(marked_down(world))
+    world.fleet.gap()
+    world.show_manifest()
+    old = next(iter(world.fleet.federations["fed"].leases.values()))
+    heartbeat = JobHeartbeat(
+        federation="fed",
+        uid=UID,
+        task="train",
+        slot=old.work[2],
+        generation=1,
+        attempt=old.attempt,
+        trainer="trainer-1",
+        pools=("b",),
+    )
+    world.fleet.heard(heartbeat, world.now)
+    assert world.settle() == []
+
+
+def test_a_restarted_scheduler_abandons_nothing_before_it_knows_who_holds_what() -> None:
+    world = two_sites()
+    after, _ = step(world.value, PoolChanged("b", 1, "pool_down"))
+    world.value = after
+    world.start()
+    world.fleet.evaluated("fed", Evaluation(0, 0.0))
+    world.show_manifest()
+    world.fleet.drained(world.now)
+    assert world.live(TTL - 2, a=1) == []
+    assert {type(message) for message in world.live(4, a=1)} == {AbandonJob}
+
+
+def test_a_pool_that_is_down_asks_for_a_trainer_and_status_says_so() -> None:
+    world = two_sites()
+    world.commit(marked_down(world))
+    assert world.fleet.open_jobs() == {"a": 3, "b": 1, "default": 0}
+    [shown] = federations(world.fleet, world.now, troubles={})
+    assert shown["messages"] == ["pool b is down, it has no trainer"]
+
+
 # -- what is shown --------------------------------------------------------------------------------
+
+
+class CountingFleet(Fleet):
+    """Counts how many leases are looked at."""
+
+    num_looks = 0
+
+    def _next(self, *arguments: Any) -> Any:
+        self.num_looks += 1
+        return super()._next(*arguments)
+
+
+def test_what_a_message_costs_does_not_grow_with_the_number_of_jobs() -> None:
+    world = World({"concurrency": 500, "clients": 600}, num_clients=600)
+    attempts = Attempts(start_ms=world.start_ms, random=8)
+    fleet = world.fleet = CountingFleet(lease_ttl_seconds=TTL, attempts=attempts)
+    fleet.gap()
+    fleet.submitted(world.submission)
+    jobs = world.run_normally()
+    for job in jobs:
+        fleet.heard(fact(JobStarted, job), world.now)
+    world.settle()
+    fleet.num_looks = 0
+    for job in jobs:
+        world.now += TTL / 4 / len(jobs)
+        fleet.heard(fact(JobHeartbeat, job), world.now)
+        assert world.settle() == []
+    assert fleet.num_looks <= 2 * len(jobs)
+    world.now += TTL + 1
+    again = world.settle()
+    assert len(again) == len(jobs)
 
 
 def test_open_jobs_counts_what_needs_a_trainer_and_not_what_is_delivered() -> None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, cast
 
-from fedfa import keys
+from fedfa import keys, ledger
 from fedfa.broker import Publisher
-from fedfa.messages import AnyMessage, InitModel, RollCall
+from fedfa.messages import AnyMessage, InitModel, RollCall, StopFederation
 from fedfa.store import DirectoryStore
 from fedfa.topology import Route
 from fedfa_scheduler.fleet import Fleet
@@ -65,3 +65,46 @@ def test_turns_longer_than_a_lease_are_no_gaps_and_every_federation_is_served(
     asked_for = {message.federation for message in sent if isinstance(message, InitModel)}
     assert len(asked_for) == NUM_FEDERATIONS
     assert sum(isinstance(message, RollCall) for message in sent) == 1
+
+
+def test_a_deleted_federation_is_let_go_also_while_its_deletion_is_under_way(
+    tmp_path: Path,
+) -> None:
+    clock, sent = Clock(), Sent()
+    store = DirectoryStore(tmp_path)
+    submission = submitted("fed", stop={"wall_seconds": 1.0})
+    spec = submission.model_dump_json(by_alias=True).encode()
+    store.create(keys.spec("fed"), spec)
+    ledger.stillborn(store, submission, status="failed", reason="x", writer="test", now=1.0)
+    manifest = store.get(keys.manifest("fed", 0)).replace(b'"failed"', b'"running"')
+    store.put(keys.manifest("fed", 0), manifest)  # one that runs, as far as a scheduler can see
+    settings = SchedulerSettings(
+        lease_ttl_seconds=3.0, reconcile_interval_seconds=1.0, discover_interval_seconds=1.0
+    )
+    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
+    publisher = cast(Publisher, sent)
+    scheduler = Scheduler(fleet, store, publisher, settings, clock=clock, unix_clock=lambda: 9000.0)
+
+    def turns(number: int) -> None:
+        for _ in range(number):
+            clock.now += 0.5
+            scheduler.turn(None, epoch=1, is_active=True)
+
+    turns(20)
+    assert sum(isinstance(message, StopFederation) for message in sent) > 1
+    for info in list(store.list("fed/")):
+        if info.key != keys.spec("fed"):
+            store.delete(info.key)
+    turns(4)
+    sent.clear()
+    turns(40)
+    [shown] = cast(list[dict[str, Any]], scheduler.federations()[1])
+    assert shown["messages"] == ["fed: it has a spec.json and no manifests"]
+    store.delete(keys.spec("fed"))
+    turns(10)
+    assert scheduler.federations()[1] == []
+    assert sent == []
+    again = submission.model_copy(update={"uid": "f" * 32})
+    store.create(keys.spec("fed"), again.model_dump_json(by_alias=True).encode())
+    turns(4)
+    assert {message.uid for message in sent if isinstance(message, StopFederation)} == {"f" * 32}

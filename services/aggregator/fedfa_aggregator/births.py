@@ -7,12 +7,12 @@ from fedfa.failpoints import reach
 from fedfa.federation import Status
 from fedfa.ledger import Ledger
 from fedfa.manifests import Birth, ModelRef
-from fedfa.messages import AbandonJob, InitReady, StopFederation, UpdateReady
+from fedfa.messages import AbandonJob, InitReady, MarkPool, StopFederation, UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensors import FlatModel, sha256
 
-Decidable = UpdateReady | AbandonJob | StopFederation
+Decidable = UpdateReady | AbandonJob | StopFederation | MarkPool
 
 
 class Undecidable(FedfaError):

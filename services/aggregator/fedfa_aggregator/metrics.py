@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import Counter, Histogram
 
-from fedfa.events import Decision, Merged
+from fedfa.events import Decision, Merged, job_of
 
 updates = Counter("fedfa_updates", "Updates and abandonments by outcome", ["outcome"])
 dead_letters = Counter("fedfa_dead_letters", "Messages moved to the dead-letter queue")
@@ -28,6 +28,7 @@ sweep_seconds = Histogram(
 
 def observe(decisions: Iterable[Decision]) -> None:
     for decision in decisions:
-        updates.labels(outcome=decision.event.outcome).inc()
+        if job_of(decision.event) is not None:
+            updates.labels(outcome=decision.event.outcome).inc()
         if isinstance(decision.event, Merged) and decision.staleness is not None:
             staleness.observe(decision.staleness)

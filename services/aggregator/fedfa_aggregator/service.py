@@ -22,7 +22,7 @@ from fedfa.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from fedfa.events import Abandoned, Decision, Job, Rejected, Stopped
+from fedfa.events import Abandoned, Decision, Job, PoolChanged, Rejected, Stopped
 from fedfa.failpoints import reach
 from fedfa.federation import Federation, is_evaluation_due
 from fedfa.history import find_model
@@ -31,6 +31,7 @@ from fedfa.messages import (
     AbandonJob,
     AnyMessage,
     InitReady,
+    MarkPool,
     ModelReady,
     StopFederation,
     UpdateReady,
@@ -224,6 +225,13 @@ class Aggregator:
                 raise Ahead(f"final_version {message.final_version}, the newest is {version}")
             final = version if message.final_version is None else message.final_version
             decided = decide(replica, Stopped(message.status, message.reason, final))
+        elif isinstance(message, MarkPool):
+            num_changes = federation.num_changes(message.pool)
+            if message.change <= num_changes:
+                return
+            if message.change > num_changes + 1:
+                raise Ahead(f"change {message.change} of {message.pool}, the last is {num_changes}")
+            decided = decide(replica, PoolChanged(message.pool, message.change, message.outcome))
         else:
             job = Job(message.slot, message.generation)
             standing = federation.standing(job)

@@ -44,7 +44,11 @@ def main() -> None:
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: consumer.stop())
         attempts = Attempts(start_ms=time.time_ns() // 1_000_000, random=secrets.randbits(32))
-        fleet = Fleet(lease_ttl_seconds=settings.lease_ttl_seconds, attempts=attempts)
+        fleet = Fleet(
+            lease_ttl_seconds=settings.lease_ttl_seconds,
+            attempts=attempts,
+            pool_down_after_seconds=settings.pool_down_after_seconds,
+        )
         scheduler = Scheduler(fleet, store, publisher, settings)
         pulse = Pulse()
         routes = {

@@ -6,94 +6,76 @@ and asks again until nothing is.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 
 from fedfa.events import Job
 from fedfa.federation import Federation
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
 from fedfa.messages import (
-    AbandonJob,
     JobFacts,
     JobFailed,
     JobReleased,
+    MarkPool,
     Order,
-    StopFederation,
     UpdateReady,
     Work,
 )
+from fedfa.pools import DEFAULT_POOL
 from fedfa.spec import Submitted
-from fedfa.topology import UPDATES, Route, jobs
-from fedfa_scheduler.known import Known, abandon, order, stop_of
+from fedfa.topology import UPDATES
+from fedfa_scheduler.actions import Action, FindModel, Look, Send, is_due, next_action
+from fedfa_scheduler.agenda import Agenda
+from fedfa_scheduler.known import Known, stop_of
 from fedfa_scheduler.leases import Attempts, Lease, Task
+from fedfa_scheduler.pools import Pools, marks, stranded
+from fedfa_scheduler.queues import Shortages
+from fedfa_scheduler.trainers import Trainers, note_lack
 
-STOP_REPEAT_SECONDS = 5.0
+STOP_REPEAT_SECONDS = 5.0  # of a StopFederation or MarkPool that no manifest shows yet
+POOL_DOWN_LEASES = 2  # a pool is down after so many lease_ttl, unless the settings say otherwise
+REVIEW_SECONDS = 1.0  # how often a federation's clocks are looked at
+MAX_ACTIONS = 500  # due at once: what is asked for again after each of them must stay small
 RECENT_LEASES = 3  # a trainer that was silent for so many lease_ttl may be gone
-DEFAULT_POOL = "default"  # of work that any trainer can do
-
-
-# -- actions ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Publish a message; work is None for a StopFederation."""
-
-    message: Order | UpdateReady | AbandonJob | StopFederation
-    route: Route
-    work: Work | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """See whether the bucket already holds what this work makes; answer with `looked`."""
-
-    federation: str
-    work: Work
-
-
-@dataclass(frozen=True, slots=True)
-class FindModel:
-    """Find the model of a version that is to be evaluated; answer with `model_found`."""
-
-    federation: str
-    work: Work
-
-
-@dataclass(frozen=True, slots=True)
-class RecordFailure:
-    """Write why a version has no metrics, create-once; answer with `evaluated`."""
-
-    federation: str
-    version: int
-    error: str
-
-
-Action = Send | Look | FindModel | RecordFailure
 
 
 class Fleet:
-    def __init__(self, *, lease_ttl_seconds: float, attempts: Attempts) -> None:
+    def __init__(
+        self,
+        *,
+        lease_ttl_seconds: float,
+        attempts: Attempts,
+        pool_down_after_seconds: float | None = None,
+    ) -> None:
         self.lease_ttl_seconds = lease_ttl_seconds
+        self._pools = Pools(
+            lives_seconds=lease_ttl_seconds,
+            down_after_seconds=pool_down_after_seconds or POOL_DOWN_LEASES * lease_ttl_seconds,
+        )
         self.federations: dict[str, Known] = {}
-        self._trainers: dict[str, float] = {}  # when each was heard last; the longest ago first
+        self.trainers = Trainers(recent_seconds=RECENT_LEASES * lease_ttl_seconds)
         self._attempts = attempts
         self._settled_at: float | None = None  # None until the event queue is drained
         self._is_behind = False
+        self._reviews: Agenda[str] = Agenda()  # of federations
+        self._leases: Agenda[tuple[str, Work]] = Agenda()
         self._pools_seen = {DEFAULT_POOL}
-        self._short: dict[str, dict[Work, str]] = {}  # pool -> {waiting: attempt} at a low count
+        self._shortages = Shortages()
 
     # -- what happened to this scheduler --------------------------------------------------------
 
     def gap(self) -> None:
         """A start, a lost connection or a long pause: what was known may have changed unheard."""
         self._settled_at = None
-        self._short.clear()
+        self._shortages.forget()
         for known in self.federations.values():
             known.is_current = False
             known.stop_sent_at = None
+            known.marked_at.clear()
             for lease in known.leases.values():
                 lease.after_gap()
+        self._touch_all()
 
     def fell_behind(self) -> None:
         """This scheduler stood still, or was busy, for long: heartbeats wait to be heard.
@@ -105,17 +87,26 @@ class Fleet:
 
     def caught_up(self, now: float) -> None:
         """Whatever waited is heard; trainers have one more lease_ttl to be heard."""
-        if self._is_behind and self._settled_at is not None:
-            self._settled_at = now + self.lease_ttl_seconds
+        if not self._is_behind:
+            return
         self._is_behind = False
+        if self._settled_at is not None:
+            self._settled_at = now + self.lease_ttl_seconds
+            self._touch_all()
 
     def drained(self, now: float) -> None:
         """The event queue is empty: from here on trainers have one lease_ttl to be heard."""
         if self._settled_at is None:
             self._settled_at = now + self.lease_ttl_seconds
+            self._touch_all()
 
     def is_settled(self, now: float) -> bool:
-        return not self._is_behind and self._settled_at is not None and now >= self._settled_at
+        return self._hears_now and self._settled_at is not None and now >= self._settled_at
+
+    @property
+    def _hears_now(self) -> bool:
+        """Whether what is heard has just been said, and did not wait through a gap."""
+        return not self._is_behind and self._settled_at is not None
 
     # -- what the bucket says -------------------------------------------------------------------
 
@@ -123,6 +114,11 @@ class Fleet:
         known = self.federations.get(submission.federation)
         if known is None or known.submission.uid != submission.uid:
             self.federations[submission.federation] = Known(submission)
+            self._reviews.touch(submission.federation)
+
+    def gone(self, federation: str) -> None:
+        """Its folder was deleted."""
+        del self.federations[federation]
 
     def unborn(self, federation: str, now: float) -> None:
         """It has no manifest. Its InitModel is sent at once unless one may be on its way."""
@@ -138,6 +134,9 @@ class Fleet:
         known = self.federations[manifest.federation]
         if manifest.n < known.n or manifest.uid != known.submission.uid:
             return
+        self._reviews.touch(known.id)
+        if known.is_current and manifest.n == known.n:
+            return
         is_new, known.is_current = known.is_current, True
         known.learn(value, manifest)
         open_jobs = {
@@ -148,19 +147,24 @@ class Fleet:
                 del known.leases[work]
         for work, slot in open_jobs.items():
             if work not in known.leases:
-                pool = value.clients[value.index[slot.client]].pool
+                pool = value.pool_of(slot.client)
                 lease = self._open(known, work, "train", now, is_new=is_new, pool=pool)
                 lease.client, lease.opened_at = slot.client, slot.opened_at
+        if not known.is_alive:
+            for work in known.leases:  # an evaluation may have waited for the end
+                self._leases.touch((known.id, work))
         self._plan_evaluation(known, now, is_new=is_new)
 
     def evaluated(self, federation: str, evaluation: Evaluation) -> None:
         """evals/{version}.json is there."""
         known = self.federations[federation]
-        known.evaluations[evaluation.version] = evaluation
+        self._reviews.touch(federation)
+        known.evaluated(evaluation)
         known.leases.pop(known.work("evaluate", evaluation.version), None)
 
     def stop_requested(self, federation: str, reason: str) -> None:
         self.federations[federation].stop_request = reason
+        self._reviews.touch(federation)
 
     def looked(
         self,
@@ -201,22 +205,22 @@ class Fleet:
 
     def heard(self, fact: JobFacts, now: float) -> bool:
         """JobStarted, JobHeartbeat, JobFailed or JobReleased. Says whether it was news."""
-        self._heard_trainer(fact.trainer, now)
+        self.trainers.heard(fact.trainer, now)
+        if self._hears_now:
+            for pool in fact.pools:
+                self._pools.seen(pool, now)
         known = self.federations.get(fact.federation)
         if known is None or known.submission.uid != fact.uid:
             return False
-        lease = known.leases.get(fact.work) or self._adopted(known, fact, now)
+        lease = self._lease(known.id, fact.work) or self._adopted(known, fact, now)
         if lease is None:
             return False
         self._attempts.outrank(fact.attempt)
+        note_lack(known, fact)
         if isinstance(fact, JobFailed):
-            known.lacking.pop(fact.trainer, None)
             return lease.failed(fact, now)
         if isinstance(fact, JobReleased):
-            if fact.missing is not None:
-                known.lacking[fact.trainer] = fact.missing
             return lease.released(fact, now)
-        known.lacking.pop(fact.trainer, None)
         return lease.heard(fact, now)
 
     def is_ahead(self, fact: JobFacts) -> bool:
@@ -231,68 +235,126 @@ class Fleet:
         job = Job(fact.slot or 0, fact.generation or 0)
         return known.value.standing(job) == "ahead"
 
-    def counted(self, pool: str, num_ready: int, now: float) -> None:
-        """So many messages wait in a pool's queue: are some of the waiting jobs lost?
-
-        Only those that waited through two low counts in a row, and no more than are missing. The
-        queue is first in, first out: whoever waited longest is the likeliest to be lost.
-        """
-        waiting = [lease for lease in self._all_leases() if lease.stage == "queued"]
-        waiting = [lease for lease in waiting if lease.pool == pool]
-        num_missing = len(waiting) - num_ready
-        before = self._short.pop(pool, {})
-        if num_missing <= 0:
-            return
-        self._short[pool] = {lease.work: lease.attempt for lease in waiting}
-        lost = [
-            lease
-            for lease in sorted(waiting, key=lambda lease: lease.since)
-            if before.get(lease.work) == lease.attempt and self._may_be_lost(lease, now)
-        ]
-        for lease in lost[:num_missing]:
-            lease.owe(now)
-            del self._short[pool][lease.work]
+    def counted(self, counts: Mapping[str, tuple[int, int]], now: float) -> None:
+        """How many messages wait in the queue of each of `pools`, and how many consumers do."""
+        unclaimed: dict[str, list[Lease]] = {pool: [] for pool in counts}
+        for lease in self._all_leases():
+            if lease.is_unclaimed and lease.pool in counts:
+                unclaimed[lease.pool].append(lease)
+        for pool, (num_ready, num_consumers) in counts.items():
+            has_work = bool(unclaimed[pool])
+            self._pools.counted(pool, now, has_work=has_work, num_consumers=num_consumers)
+            queued = [lease for lease in unclaimed[pool] if lease.stage == "queued"]
+            lost = self._shortages.lost(
+                pool, queued, num_ready, may_be_lost=partial(self._may_be_lost, now)
+            )
+            for lease in lost:
+                lease.owe(now)
+                self._leases.touch((lease.federation, lease.work))
+        for federation in self.federations:
+            self._reviews.touch(federation)
 
     def open_jobs(self) -> dict[str, int]:
-        """The work of each pool that needs a trainer; 0 for a pool that had some before."""
-        self._pools_seen |= {lease.pool for lease in self._all_leases()}
+        """The work of each pool that needs a trainer; 0 for a pool that had some before.
+
+        A pool that is down gets no work before it has a trainer again: it asks for one.
+        """
         tally = Counter(lease.pool for lease in self._all_leases() if lease.is_open)
+        for pool in self.pools_down():
+            tally[pool] = max(1, tally[pool])
+        self._pools_seen |= tally.keys()
         return {pool: tally[pool] for pool in sorted(self._pools_seen)}
 
-    def missing_task(self, known: Known, now: float) -> str | None:
-        """The task that every trainer heard recently lacks."""
-        recently = now - RECENT_LEASES * self.lease_ttl_seconds
-        recent = {name for name, at in self._trainers.items() if at >= recently}
-        lacking = sorted(recent & known.lacking.keys())
-        return known.lacking[lacking[0]] if lacking and len(lacking) == len(recent) else None
+    def pools_down(self) -> set[str]:
+        """The pools whose clients are not sampled, in any federation."""
+        values = [known.value for known in self.federations.values() if known.is_alive]
+        return {
+            name
+            for value in values
+            if value is not None
+            for name, pool in value.state.pools.items()
+            if pool.down
+        }
 
     @property
     def pools(self) -> set[str]:
-        """The pools whose queues hold work."""
-        return {lease.pool for lease in self._all_leases() if lease.stage == "queued"}
+        """The pools to count: their queues hold work, or a federation depends on their life."""
+        pools = {lease.pool for lease in self._all_leases() if lease.stage == "queued"}
+        for known in self.federations.values():
+            if known.is_alive and len(known.pools) > 1:
+                pools |= known.pools
+        return pools
 
     # -- what is to be done ---------------------------------------------------------------------
 
     def due(self, now: float, *, unix: float) -> list[Action]:
         """unix: seconds since 1970, for wall-time limits only."""
         actions: list[Action] = []
-        for known in self.federations.values():
-            stop = stop_of(known, unix)
-            if stop is not None:
-                if _is_due(known.stop_sent_at, now, STOP_REPEAT_SECONDS):
-                    actions.append(Send(stop, UPDATES))
-                continue  # whatever was handed out is late now
-            if known.is_current:
-                self._plan_evaluation(known, now, is_new=True)
-            for lease in known.leases.values():
-                action = self._next(known, lease, now)
-                if action is not None:
-                    actions.append(action)
+        for federation in self._reviews.due(now):
+            known = self.federations.get(federation)
+            sends = [] if known is None else self._review(known, now, unix)
+            if not sends:
+                is_watched = known is not None and known.is_alive
+                self._reviews.put_off(federation, now + REVIEW_SECONDS if is_watched else None)
+            actions += sends
+        for federation, work in self._leases.due(now):
+            if len(actions) >= MAX_ACTIONS:
+                break
+            known = self.federations.get(federation)
+            lease = known.leases.get(work) if known else None
+            if known is None or lease is None:
+                self._leases.put_off((federation, work), None)
+                continue
+            is_late = stop_of(known, unix) is not None  # whatever was handed out
+            action = None if is_late else self._next(known, lease, now)
+            if action is not None:
+                actions.append(action)
+            else:
+                self._leases.put_off((federation, work), self._look_again_at(lease, now))
         return actions
+
+    def _review(self, known: Known, now: float, unix: float) -> list[Send]:
+        """What the whole federation calls for."""
+        stop = stop_of(known, unix)
+        if stop is not None:
+            is_quiet = is_due(known.stop_sent_at, now, STOP_REPEAT_SECONDS)
+            return [Send(stop, UPDATES)] if is_quiet else []
+        if known.is_current:
+            self._plan_evaluation(known, now, is_new=True)
+        since = self._settled_at if self.is_settled(now) else None
+        for lease in stranded(known, self._pools, now) if since is not None else ():
+            lease.give_up(f"pool {lease.pool} is down", now)
+            self._leases.touch((known.id, lease.work))
+        return [
+            Send(mark, UPDATES)
+            for mark in marks(known, self._pools, now, since=since)
+            if is_due(known.marked_at.get(mark.pool), now, STOP_REPEAT_SECONDS)
+        ]
+
+    def _next(self, known: Known, lease: Lease, now: float) -> Action | None:
+        if self._is_expired(lease, now):
+            return Look(known.id, lease.work)
+        ttl = self.lease_ttl_seconds
+        return next_action(known, lease, now, attempts=self._attempts, ttl=ttl)
+
+    def _look_again_at(self, lease: Lease, now: float) -> float:
+        """When time alone may call for something about this lease."""
+        if lease.stage == "owed" and lease.not_before > now:
+            return lease.not_before
+        if lease.stage == "claimed" and self._settled_at is not None and self._hears_now:
+            return max(lease.since + self.lease_ttl_seconds, self._settled_at)
+        if lease.stage in ("delivered", "given_up") and lease.sent_at is not None:
+            return lease.sent_at + self.lease_ttl_seconds
+        return now + self.lease_ttl_seconds
 
     def done(self, sent: Send, now: float) -> None:
         """The broker has it."""
         message, work = sent.message, sent.work
+        if message.federation not in self.federations:
+            return
+        if isinstance(message, MarkPool):
+            self.federations[message.federation].marked_at[message.pool] = now
+            return
         if work is None:
             self.federations[message.federation].stop_sent_at = now
             return
@@ -303,45 +365,6 @@ class Fleet:
             lease.published(message.attempt, now)
         else:
             lease.sent(now)
-
-    def _next(self, known: Known, lease: Lease, now: float) -> Action | None:
-        if self._is_expired(lease, now):
-            return Look(known.id, lease.work)
-        if lease.stage == "owed" and now < lease.not_before:
-            return None
-        if lease.stage in ("delivered", "given_up") and not _is_due(
-            lease.sent_at, now, self.lease_ttl_seconds
-        ):
-            return None
-        if lease.must_look:
-            return Look(known.id, lease.work)
-        if lease.stage == "owed":
-            return self._hand_out(known, lease)
-        if lease.stage == "delivered" and lease.update is not None:
-            return Send(lease.update, UPDATES, lease.work)
-        if lease.stage == "given_up":
-            return self._give_up(known, lease)
-        return None
-
-    def _hand_out(self, known: Known, lease: Lease) -> Send | FindModel:
-        message = order(known, lease, attempt=self._attempts.next(), ttl=self.lease_ttl_seconds)
-        if message is None:
-            return FindModel(known.id, lease.work)
-        return Send(message, jobs(lease.pool), lease.work)
-
-    def _give_up(self, known: Known, lease: Lease) -> Send | RecordFailure | None:
-        if lease.task == "train":
-            return Send(abandon(known, lease), UPDATES, lease.work)
-        if lease.task == "evaluate":
-            return RecordFailure(known.id, lease.work[2], lease.reason())
-        return None  # stop_of says it
-
-    def _heard_trainer(self, trainer: str, now: float) -> None:
-        self._trainers.pop(trainer, None)
-        self._trainers[trainer] = now
-        longest_silent = next(iter(self._trainers))
-        if self._trainers[longest_silent] < now - RECENT_LEASES * self.lease_ttl_seconds:
-            del self._trainers[longest_silent]
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -356,7 +379,9 @@ class Fleet:
         pool: str = DEFAULT_POOL,
     ) -> Lease:
         """A new lease. Unless the work is new to everybody, it may be queued or held already."""
+        self._leases.touch((known.id, work))
         known.leases[work] = Lease(
+            federation=known.id,
             work=work,
             task=task,
             pool=pool,
@@ -406,18 +431,26 @@ class Fleet:
             and now - lease.since > self.lease_ttl_seconds
         )
 
-    def _may_be_lost(self, lease: Lease, now: float) -> bool:
+    def _may_be_lost(self, now: float, lease: Lease) -> bool:
         # A second InitModel costs little and its first answer wins: do not let a newcomer wait.
-        may_init = not self._is_behind and self._settled_at is not None
-        return self.is_settled(now) or (lease.task == "init" and may_init)
+        return self.is_settled(now) or (lease.task == "init" and self._hears_now)
 
     def _lease(self, federation: str, work: Work) -> Lease | None:
+        """The lease, for something that may change what it calls for."""
         known = self.federations.get(federation)
-        return known.leases.get(work) if known else None
+        if known is None or work not in known.leases:
+            return None
+        lease = known.leases[work]
+        self._leases.touch((federation, work))
+        if lease.task != "train":
+            self._reviews.touch(federation)
+        return lease
+
+    def _touch_all(self) -> None:
+        for known in self.federations.values():
+            self._reviews.touch(known.id)
+            for work in known.leases:
+                self._leases.touch((known.id, work))
 
     def _all_leases(self) -> list[Lease]:
         return [lease for known in self.federations.values() for lease in known.leases.values()]
-
-
-def _is_due(last: float | None, now: float, interval: float) -> bool:
-    return last is None or now - last >= interval

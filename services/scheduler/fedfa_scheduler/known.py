@@ -16,7 +16,8 @@ class Known:
     """value and model are None before the birth.
 
     is_current: seen in the bucket since the last start or gap, so that whatever is newer was
-    handed out by nobody else. due_version: the newest version that is to be evaluated.
+    handed out by nobody else. due_version: the newest version that is to be evaluated. pools: of
+    its clients. marked_at: pool -> when its change was sent that the log does not show yet.
     """
 
     submission: Submitted
@@ -26,9 +27,12 @@ class Known:
     is_current: bool = False
     leases: dict[Work, Lease] = field(default_factory=dict)
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
+    reached: Evaluation | None = None  # the first one that reached the target
     due_version: int | None = None
     stop_request: str | None = None  # the reason in stop.json
     stop_sent_at: float | None = None
+    pools: frozenset[str] = frozenset()
+    marked_at: dict[str, float] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)  # trainer -> the task that it lacks
 
     @property
@@ -61,7 +65,23 @@ class Known:
     def work(self, task: str, first: int = 0, second: int = 0) -> Work:
         return (self.submission.uid, task, first, second)
 
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self.evaluations[evaluation.version] = evaluation
+        target = self.submission.spec.stop.target
+        is_first = self.reached is None or evaluation.version < self.reached.version
+        if target is None or not is_first:
+            return
+        if evaluation.metrics.get(target.metric, float("-inf")) >= target.value:
+            self.reached = evaluation
+
     def learn(self, value: Federation, manifest: Manifest) -> None:
+        before = self.value
+        if before is None:
+            self.pools = frozenset(client.pool for client in value.clients)
+        else:
+            for pool in list(self.marked_at):
+                if value.num_changes(pool) != before.num_changes(pool):
+                    del self.marked_at[pool]
         self.value, self.n, self.model = value, manifest.n, manifest.model
         self.due_version = _due_version(value, manifest.model)
 
@@ -72,18 +92,17 @@ def stop_of(known: Known, unix: float) -> StopFederation | None:
         return None
     stop = known.submission.spec.stop
     init = known.leases.get(known.work("init"))
-    reached = _reached(known)
-    if reached is not None and stop.target is not None:
-        value = reached.metrics[stop.target.metric]
+    if known.reached is not None and stop.target is not None:
+        value = known.reached.metrics[stop.target.metric]
         reason = f"{stop.target.metric} {value:.4f} reached the target {stop.target.value:g}"
-        return _stop(known, "finished", reason, reached.version)
+        return _stop(known, "finished", reason, known.reached.version)
     if known.stop_request is not None:
         return _stop(known, "stopped", known.stop_request)
     if stop.wall_seconds is not None and unix >= known.submission.created_at + stop.wall_seconds:
         reason = f"{stop.wall_seconds:g} s since its submission have passed"
         return _stop(known, "failed" if known.value is None else "finished", reason)
     if init is not None and init.stage == "given_up":
-        return _stop(known, "failed", f"the initialisation {init.reason()}")
+        return _stop(known, "failed", f"the initialisation {init.reason}")
     return None
 
 
@@ -119,15 +138,15 @@ def order(known: Known, lease: Lease, *, attempt: str, ttl: float) -> Order | No
     )
 
 
-def abandon(known: Known, lease: Lease) -> AbandonJob:
+def abandon(known: Known, lease: Lease, *, attempt: str) -> AbandonJob:
     _, _, slot, generation = lease.work
     return AbandonJob(
         federation=known.id,
         uid=known.submission.uid,
         slot=slot,
         generation=generation,
-        attempt=max(lease.attempt, lease.ended),
-        reason=lease.reason(),
+        attempt=attempt,
+        reason=lease.reason,
     )
 
 
@@ -137,18 +156,6 @@ def _stop(
     fields = {"status": status, "reason": reason, "final_version": final_version}
     identity = {"federation": known.id, "uid": known.submission.uid}
     return StopFederation.model_validate(identity | fields)
-
-
-def _reached(known: Known) -> Evaluation | None:
-    """The first evaluation that reached the target."""
-    target = known.submission.spec.stop.target
-    if target is None:
-        return None
-    for version in sorted(known.evaluations):
-        metrics = known.evaluations[version].metrics
-        if target.metric in metrics and metrics[target.metric] >= target.value:
-            return known.evaluations[version]
-    return None
 
 
 def _due_version(value: Federation, model: ModelRef | None) -> int | None:

@@ -57,6 +57,7 @@ class Lease:
     ended: the greatest attempt that a trainer failed or handed back; nobody holds it any more.
     """
 
+    federation: str
     work: Work
     task: Task
     pool: str
@@ -71,6 +72,7 @@ class Lease:
     trainer: str = ""
     failures: int = 0
     error: str = ""
+    reason: str = ""  # of giving up
     not_before: float = 0.0
     model: ModelRef | None = None  # what to evaluate, once it was found
     update: UpdateReady | None = None  # what is delivered
@@ -80,6 +82,10 @@ class Lease:
     def is_open(self) -> bool:
         """Whether it still needs a trainer."""
         return self.stage in ("owed", "queued", "claimed")
+
+    @property
+    def is_unclaimed(self) -> bool:
+        return self.stage in ("owed", "queued")
 
     def published(self, attempt: str, now: float) -> None:
         self.stage, self.attempt, self.since, self.trainer = "queued", attempt, now, ""
@@ -120,9 +126,15 @@ class Lease:
         self.failures += 1
         self.error = error[:MAX_ERROR_CHARACTERS]
         if self.failures >= self.max_attempts:
-            self.stage, self.since, self.sent_at, self.must_look = "given_up", now, None, True
+            times = "once" if self.failures == 1 else f"{self.failures} times"
+            self.give_up(f"failed {times}, at last: {self.error}", now)
         elif hand_out:
             self.owe(now)
+
+    def give_up(self, reason: str, now: float) -> None:
+        """Close it, once the bucket shows that it is not finished."""
+        self.stage, self.since, self.sent_at, self.must_look = "given_up", now, None, True
+        self.reason = reason
 
     def owe(self, now: float) -> None:
         """Hand it out (again), once the bucket shows that it is not finished."""
@@ -142,10 +154,6 @@ class Lease:
         """Messages may be lost, and another scheduler may have acted: look again, say it again."""
         self.sent_at = None
         self.must_look = self.stage != "delivered"
-
-    def reason(self) -> str:
-        times = "once" if self.failures == 1 else f"{self.failures} times"
-        return f"failed {times}, at last: {self.error}"
 
     def _ends(self, fact: JobFacts) -> bool:
         if self.stage not in ("queued", "claimed") or fact.attempt <= self.ended:

@@ -7,6 +7,7 @@ from prometheus_client import Counter, Gauge
 from fedfa_scheduler.fleet import Fleet
 
 open_jobs = Gauge("fedfa_open_jobs", "Work that needs a trainer", ["pool"])
+pool_down = Gauge("fedfa_pool_down", "1 while its clients wait for a trainer", ["pool"])
 federations = Gauge("fedfa_federations", "Federations by status", ["status"])
 jobs_published = Counter("fedfa_jobs_published", "Jobs, evaluations, initialisations handed out")
 lease_expired = Counter("fedfa_lease_expired", "Leases whose trainer fell silent")
@@ -21,5 +22,7 @@ def show(fleet: Fleet) -> None:
     tally = Tally(known.status for known in fleet.federations.values())
     for status in STATUSES:
         federations.labels(status=status).set(tally[status])
+    down = fleet.pools_down()
     for pool, number in fleet.open_jobs().items():
+        pool_down.labels(pool=pool).set(pool in down)
         open_jobs.labels(pool=pool).set(number)

@@ -48,7 +48,8 @@ from fedfa.topology import (
     jobs_queue,
 )
 from fedfa_scheduler import bucket, metrics, status
-from fedfa_scheduler.fleet import Action, FindModel, Fleet, Look, RecordFailure, Send
+from fedfa_scheduler.actions import Action, FindModel, Look, RecordFailure, Send
+from fedfa_scheduler.fleet import Fleet
 from fedfa_scheduler.known import Known
 from fedfa_scheduler.settings import SchedulerSettings
 
@@ -57,6 +58,10 @@ logger = logging.getLogger(__name__)
 PREFETCH = 200
 PUBLISH_SECONDS = 10.0  # how long one confirm is waited for
 REST_SECONDS = 5.0  # after an outage: only listen
+IDENTITY = (
+    *("kind", "federation", "slot", "generation", "version", "attempt", "client", "trainer"),
+    *("pool", "outcome"),
+)
 BUSY_SECONDS = 1.0  # then listen again, and go on in the next turn
 
 
@@ -96,6 +101,7 @@ class Scheduler:
         self._pause_seconds = settings.lease_ttl_seconds / 2  # silent for longer: it was paused
         self._reconcile_at = self._discover_at = self._rest_until = float("-inf")
         self._troubles: dict[str, str] = {}  # federation -> what is wrong with its objects
+        self._gone: set[str] = set()  # uids whose manifests were deleted, and whose spec is there
         self._shown: tuple[Any, Any] | None = None  # what HTTP threads see
 
     def turn(self, delivery: Delivery | None, *, epoch: int, is_active: bool) -> None:
@@ -211,9 +217,8 @@ class Scheduler:
         for known in list(self._fleet.federations.values()):
             if not known.needs_nothing:
                 self._observe(known)
-        for pool in self._fleet.pools:
-            num_ready, _ = self._publisher.counts(jobs_queue(pool).name)
-            self._fleet.counted(pool, num_ready, self._clock())
+        counts = {pool: self._publisher.counts(jobs_queue(pool).name) for pool in self._fleet.pools}
+        self._fleet.counted(counts, self._clock())
         metrics.dead_letters_waiting.set(self._publisher.counts(DEAD_QUEUE.name)[0])
         if self._publisher.counts(EVENTS_QUEUE.name)[0] == 0:
             self._fleet.drained(self._clock())
@@ -223,18 +228,27 @@ class Scheduler:
 
     def _discover(self) -> None:
         """Meet what is new, and what was deleted and submitted again under the same id."""
-        for federation in filter(ID.fullmatch, self._store.folders()):
+        folders = set(filter(ID.fullmatch, self._store.folders()))
+        for federation in sorted(folders):
             known, submission = self._fleet.federations.get(federation), self._spec_of(federation)
             if submission and (known is None or known.submission.uid != submission.uid):
-                self._fleet.submitted(submission)
-                self._observe(self._fleet.federations[federation])
+                self._begin(submission)
+        for federation in self._troubles.keys() - folders:
+            del self._troubles[federation]
 
     def _meet(self, federation: str) -> None:
         """Read a federation's spec.json, and what became of it so far."""
         submission = self._spec_of(federation)
         if submission is not None:
-            self._fleet.submitted(submission)
-            self._observe(self._fleet.federations[federation])
+            self._begin(submission)
+
+    def _begin(self, submission: Submitted) -> None:
+        federation = submission.federation
+        if submission.uid in self._gone and manifests.newest(self._store, federation) is None:
+            return  # somebody deletes it, and would not want it to be born again
+        self._gone.discard(submission.uid)
+        self._fleet.submitted(submission)
+        self._observe(self._fleet.federations[federation])
 
     def _spec_of(self, federation: str) -> Submitted | None:
         try:
@@ -242,6 +256,7 @@ class Scheduler:
             if submission.federation != federation:
                 raise InvalidInput(f"{keys.spec(federation)}: it names {submission.federation}")
         except NotFound:
+            self._troubles.pop(federation, None)  # whatever it was, it is deleted
             return None
         except InvalidInput as error:
             self._trouble(federation, error)
@@ -259,13 +274,26 @@ class Scheduler:
                 if reason is not None:
                     self._fleet.stop_requested(known.id, reason)
             newest = manifests.newest(self._store, known.id, known=max(known.n, manifests.FIRST))
-            if newest is None:
-                self._fleet.unborn(known.id, self._clock())
-            else:
+            if newest is not None:
                 self._accept(known, newest.manifest)
+            elif known.value is not None or self._spec_of(known.id) is None:
+                self._lose(known)
+                return
+            else:
+                self._fleet.unborn(known.id, self._clock())
             self._troubles.pop(known.id, None)
         except (InvalidInput, NotFound) as error:
             self._trouble(known.id, error)
+
+    def _lose(self, known: Known) -> None:
+        """Its folder was deleted, or is being so: nothing of it can be decided any more."""
+        self._fleet.gone(known.id)
+        submission = self._spec_of(known.id)
+        if submission is not None and submission.uid == known.submission.uid:
+            self._gone.add(known.submission.uid)
+            self._trouble(known.id, NotFound(f"{known.id}: it has a spec.json and no manifests"))
+        else:
+            logger.warning("a federation was deleted", extra={"federation": known.id})
 
     def _accept(self, known: Known, manifest: Manifest) -> None:
         if manifest.uid != known.submission.uid:
@@ -384,5 +412,4 @@ class Scheduler:
 
 def _fields(message: Any) -> dict[str, Any]:
     """What identifies a message, for the log."""
-    names = ("kind", "federation", "slot", "generation", "version", "attempt", "client", "trainer")
-    return {name: getattr(message, name) for name in names if hasattr(message, name)}
+    return {name: getattr(message, name) for name in IDENTITY if hasattr(message, name)}

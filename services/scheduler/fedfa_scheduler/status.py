@@ -71,9 +71,15 @@ def _lease(lease: Lease, now: float) -> dict[str, Any]:
 
 def _complaints(fleet: Fleet, known: Known, now: float) -> list[str]:
     complaints = []
-    task = fleet.missing_task(known, now)
+    task = fleet.trainers.missing_task(known, now)
     if task is not None:
         complaints.append(f"no trainer has task {task}")
+    if known.value is not None and known.is_alive:
+        complaints += [
+            f"pool {pool} is down, it has no trainer"
+            for pool in sorted(known.pools)
+            if known.value.is_down(pool)
+        ]
     target = known.submission.spec.stop.target
     measured = [each for each in known.evaluations.values() if each.metrics]
     if target and measured and not any(target.metric in each.metrics for each in measured):

@@ -10,6 +10,7 @@ import torch
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import FedfaError
 from fedfa.observability import (
+    EXIT_BROKEN,
     EXIT_MISCONFIGURED,
     begin,
     end,
@@ -19,6 +20,7 @@ from fedfa.observability import (
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa_trainer.bucket import Bucket
+from fedfa_trainer.failures import Broken
 from fedfa_trainer.journal import Journal
 from fedfa_trainer.service import Trainer, queues
 from fedfa_trainer.settings import TrainerSettings
@@ -39,7 +41,7 @@ def main() -> None:
         serve(settings, broker_settings, store_settings)
     except FedfaError as error:
         end(error)
-        status = EXIT_MISCONFIGURED
+        status = EXIT_BROKEN if isinstance(error, Broken) else EXIT_MISCONFIGURED
     # Work that was handed back may still compute in its thread. It must not outlive us, and the
     # interpreter's own exit would crash in the middle of torch.
     logging.shutdown()

@@ -29,10 +29,18 @@ F = TypeVar("F", bound=JobFacts)
 class Held:
     """Shared by the main thread, which hears and sets reasons to stop, and the one that works."""
 
-    def __init__(self, order: Order, *, trainer: str, runtime: Runtime = THREADS) -> None:
+    def __init__(
+        self,
+        order: Order,
+        *,
+        trainer: str,
+        pools: tuple[str, ...] = (),
+        runtime: Runtime = THREADS,
+    ) -> None:
         self.order = order
         self.attempt = order.attempt
         self.trainer = trainer
+        self.pools = pools
         self.clock = runtime.clock
         self.work: Work = self.fact(JobStarted).work
         self.accepted_at = self.clock()
@@ -70,6 +78,7 @@ class Held:
             uid=order.uid,
             attempt=self.attempt,
             trainer=self.trainer,
+            pools=self.pools,
             **which,
             **fields,
         )

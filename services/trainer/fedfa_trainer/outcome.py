@@ -7,7 +7,7 @@ from fedfa.errors import BrokerUnavailable, Cancelled, Misconfigured
 from fedfa.failpoints import reach
 from fedfa.messages import JobFailed, JobReleased, JobStarted
 from fedfa.topology import BROADCAST, EVENTS
-from fedfa_trainer.failures import explain
+from fedfa_trainer.failures import Diverged, explain
 from fedfa_trainer.held import Held
 from fedfa_trainer.work import Worker
 
@@ -41,12 +41,12 @@ def carry_out(held: Held, worker: Worker, publisher: Publisher) -> tuple[str, st
             hand_back(held, publisher, timeout_seconds=RELEASE_TIMEOUT_SECONDS)
         raise
     except (Exception, SystemExit) as error:  # the task's code may raise anything
-        reason = explain(error)
+        outcome, reason = "diverged" if isinstance(error, Diverged) else "failed", explain(error)
     else:
         return "delivered", ""
     # Out of the handler: the error's frames hold the task's tensors, and this may take long.
     publisher.publish(held.fact(JobFailed, error=reason), EVENTS)
-    return "failed", reason
+    return outcome, reason
 
 
 def hand_back(held: Held, publisher: Publisher, *, timeout_seconds: float | None = None) -> None:

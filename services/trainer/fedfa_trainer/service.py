@@ -10,7 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 
 from fedfa.broker import Consumer, Delivery, Publisher
-from fedfa.errors import BrokerUnavailable, Cancelled, InvalidMessage, Misconfigured
+from fedfa.errors import (
+    BrokerUnavailable,
+    Cancelled,
+    FedfaError,
+    InvalidMessage,
+    Misconfigured,
+)
 from fedfa.messages import (
     EvalJob,
     InitModel,
@@ -26,7 +32,8 @@ from fedfa.observability import Answer, Pulse
 from fedfa.topology import BROADCAST_QUEUE, DEAD, EVENTS, Queue, buried_because, jobs_queue
 from fedfa_trainer import metrics
 from fedfa_trainer.bucket import Bucket
-from fedfa_trainer.held import PHASES, Held
+from fedfa_trainer.failures import BROKEN_AFTER, Broken, Failures
+from fedfa_trainer.held import PHASES, Held, Phase
 from fedfa_trainer.outcome import RELEASE_TIMEOUT_SECONDS, carry_out, claim, hand_back
 from fedfa_trainer.runtime import THREADS, Runtime
 from fedfa_trainer.settings import TrainerSettings
@@ -67,12 +74,17 @@ class Trainer:
         self._lock = threading.Lock()  # of _held, and of pausing by its size
         self._held: dict[Work, Held] = {}
         self._epoch = consumer.epoch
+        self._shown_phases: Counter[Phase] | None = None
         self.is_stopping = False
         self._deadline: float | None = None  # once stopping was noticed
-        self._fatal: Misconfigured | None = None
+        self._failures = Failures()
+        self._fatal: FedfaError | None = None
 
     def run(self) -> None:
-        """Serve until stop(), and then until what can be finished is. Raises Misconfigured."""
+        """Serve until stop(), and then until what can be finished is.
+
+        Raises Misconfigured or Broken, once everything is handed back.
+        """
         for delivery in self._consumer:
             self.pulse.beat()
             if delivery is not None:
@@ -119,6 +131,8 @@ class Trainer:
                 return
             case ModelReady() if is_broadcast:
                 self._bucket.hear_model(message)
+                with self._lock:
+                    self._failures.heard(message)
                 for held in self._snapshot():
                     held.hear_model(message)
             case JobStarted() if is_broadcast:
@@ -145,7 +159,12 @@ class Trainer:
         delivery.ack()
 
     def _accept(self, order: Order, delivery: Delivery) -> None:
-        held = Held(order, trainer=self._settings.trainer_name, runtime=self._runtime)
+        held = Held(
+            order,
+            trainer=self._settings.trainer_name,
+            pools=self._settings.pools,
+            runtime=self._runtime,
+        )
         with self._lock:
             if self.is_stopping:
                 return  # not acknowledged: it goes back to the queue
@@ -186,6 +205,7 @@ class Trainer:
         finally:
             self._let_go(held)
         metrics.jobs.labels(outcome=outcome).inc()
+        self._judge(held.order, outcome, reason)
         task, number, generation = held.work[1:]
         fields = {
             "federation": held.order.federation,
@@ -197,6 +217,20 @@ class Trainer:
             "reason": reason,
         }
         logger.info("work ended", extra=fields)
+
+    def _judge(self, order: Order, outcome: str, reason: str) -> None:
+        """End when it is this process that fails: it would spoil job after job."""
+        if not isinstance(order, TrainJob):
+            return
+        with self._lock:
+            if outcome == "delivered":
+                self._failures.delivered(order.uid)
+            elif outcome == "failed" and self._failures.failed(order.uid, order.client):
+                self._fatal = self._fatal or Broken(
+                    f"{order.federation}: {BROKEN_AFTER} clients in a row failed on this trainer, "
+                    f"and it is not the task; at last {order.client}: {reason}"
+                )
+                self.is_stopping = True
 
     def _let_go(self, held: Held) -> None:
         with self._lock:
@@ -246,8 +280,10 @@ class Trainer:
     def _measure(self) -> None:
         self._worker.computing.count()
         phases = Counter(held.phase for held in self._snapshot())
-        for phase in PHASES:
-            metrics.jobs_held.labels(phase=phase).set(phases[phase])
+        if phases != self._shown_phases:
+            self._shown_phases = phases
+            for phase in PHASES:
+                metrics.jobs_held.labels(phase=phase).set(phases[phase])
 
     def _is_wound_up(self) -> bool:
         """Let go of what does not fit into the grace; True once nothing is held any more."""

@@ -17,7 +17,6 @@ from fedfa.errors import (
     Cancelled,
     FedfaError,
     InvalidInput,
-    InvalidTensors,
     NotFound,
     UnknownTask,
 )
@@ -32,6 +31,7 @@ from fedfa.messages import (
     TrainJob,
     UpdateReady,
 )
+from fedfa.pools import assign
 from fedfa.randomness import prf
 from fedfa.tasks import base as tasks
 from fedfa.tensors import FlatModel, canonical_json, encode, sha256
@@ -40,6 +40,7 @@ from fedfa.training import LocalResult
 from fedfa_trainer import metrics
 from fedfa_trainer.bucket import BEHIND_WAIT_SECONDS, Bucket
 from fedfa_trainer.computing import Computing
+from fedfa_trainer.failures import Diverged
 from fedfa_trainer.held import Held
 from fedfa_trainer.journal import Journal
 from fedfa_trainer.runtime import THREADS, Runtime
@@ -116,7 +117,7 @@ class Worker:
         self.train_seconds[job.uid] = train_seconds
         metrics.train_seconds.observe(train_seconds)
         if not (math.isfinite(result.loss) and result.update.is_finite):
-            raise InvalidTensors(
+            raise Diverged(
                 f"training diverged: loss {result.loss:g} after {result.num_steps} steps; lower "
                 "the local learning rate"
             )
@@ -235,7 +236,9 @@ class Worker:
                 template = modules.template_of(warm.module)
                 model = modules.read(warm.module, template)
                 frozen_digest = modules.frozen_digest(warm.module)
-                clients = tuple(Client(*item) for item in tasks.clients_of(warm.task).items())
+                sizes = tasks.clients_of(warm.task)
+                pools = assign(warm.submission.spec.pools, sizes)
+                clients = tuple(Client(name, sizes[name], pools[name]) for name in sizes)
             held.enter("delivering")
         return Birth(clients, template, frozen_digest), model
 

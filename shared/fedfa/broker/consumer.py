@@ -15,6 +15,7 @@ from pika.exceptions import ChannelClosedByBroker
 from fedfa import messages
 from fedfa.broker.connection import (
     ACCESS_REFUSED,
+    DELETED_SECONDS,
     SETTLE_SECONDS,
     TURN_SECONDS,
     Link,
@@ -183,6 +184,8 @@ class Consumer(Link):
                 return
             connection.process_data_events(time_limit=TURN_SECONDS)
             self._run_commands(connection)
+        if self._was_cancelled:  # the queue was deleted: let all its consumers hear of it first
+            connection.sleep(DELETED_SECONDS)
         # pika raises nothing when the broker closes a channel or cancels a consumer
         what = "cancelled the consumer" if self._was_cancelled else "closed the channel"
         raise BrokerUnavailable(f"the broker {what}{closed_reason(channel)}")

@@ -16,6 +16,7 @@ from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 from fedfa import messages
 from fedfa.broker.connection import (
     CLOSE_SECONDS,
+    DELETED_SECONDS,
     NO_ANSWER,
     NOT_FOUND,
     SETTLE_SECONDS,
@@ -179,6 +180,7 @@ class Publisher(Link):
             queue = queue_of(route)
             if queue is None:
                 raise Misconfigured(f"no queue is known for {route}") from None
+            connection.sleep(DELETED_SECONDS)
             declare_queue(channel, queue)
             send()
 

@@ -14,6 +14,7 @@ from fedfa import submission
 from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments, NewId, SpecFile
 from fedfa.history import History, HistoryReader
+from fedfa.pools import DEFAULT_POOL
 from fedfa.store import ObjectStore
 from fedfa.summary import headline_of, summarize
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Run brokers, bucket and services on this machine, without Docker."
 )
 
-Trainers = Annotated[int, typer.Option(min=0, help="trainer processes")]
+Trainers = Annotated[int, typer.Option(min=0, help="trainer processes, for each pool of the spec")]
 Jobs = Annotated[
     int, typer.Option(min=1, help="jobs that each trainer holds; it computes one at a time")
 ]
@@ -69,6 +70,7 @@ def run(
             data,
             logs=folder / "logs",
             trainers=trainers,
+            pools=dict.fromkeys((DEFAULT_POOL, *checked.pools)),
             jobs_per_trainer=jobs_per_trainer,
             task_allow=",".join(control.allowed_modules(checked)),
         )

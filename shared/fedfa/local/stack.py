@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +21,7 @@ from fedfa.errors import Misconfigured
 from fedfa.local.processes import ServerProcess, accepts, free_port
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
+from fedfa.pools import DEFAULT_POOL
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.store import ObjectStore, from_settings
 
@@ -33,7 +34,8 @@ class LocalStack:
     """A context manager: entered, all processes are up; left, all are gone.
 
     folder: the servers' data, kept afterwards; None takes a temporary one. logs: the services'
-    logs, inside the folder by default. task_allow: modules that a spec's module:Class may name.
+    logs, inside the folder by default. trainers: so many for each of the pools. task_allow:
+    modules that a spec's module:Class may name.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class LocalStack:
         *,
         logs: Path | None = None,
         trainers: int = 2,
+        pools: Sequence[str] = (DEFAULT_POOL,),
         jobs_per_trainer: int = 4,
         lease_ttl_seconds: float = 10.0,
         task_allow: str = "",
@@ -52,7 +55,7 @@ class LocalStack:
         self.http_ports: dict[str, int] = {}
         self._given_folder = folder
         self._given_logs = logs
-        self._num_trainers = trainers
+        self._pools = [pool for pool in pools for _ in range(trainers)]  # of each trainer
         self._jobs_per_trainer = jobs_per_trainer
         self._lease_ttl_seconds = lease_ttl_seconds
         self._task_allow = task_allow
@@ -69,7 +72,7 @@ class LocalStack:
     def description(self) -> str:
         """What it consists of, for people."""
         servers = ["RabbitMQ"] * self._needs_broker + ["SeaweedFS"] * self._needs_bucket
-        trainers = f"{self._num_trainers} trainer{'s' * (self._num_trainers != 1)}"
+        trainers = f"{len(self._pools)} trainer{'s' * (len(self._pools) != 1)}"
         return ", ".join([*servers, "aggregator", "scheduler", trainers])
 
     @property
@@ -117,12 +120,13 @@ class LocalStack:
             servers = [server for server in (self.rabbitmq, self.seaweedfs) if server is not None]
             list(together.map(lambda server: server.stop(), servers))
 
-    def add_trainer(self) -> str:
+    def add_trainer(self, pool: str = DEFAULT_POOL) -> str:
         """Start one more trainer; returns its name."""
         name = f"trainer-{sum(name.startswith('trainer-') for name in self.processes) + 1}"
         variables = {
             "FEDFA_TRAINER_NAME": name,
             "FEDFA_TRAINER_JOBS": str(self._jobs_per_trainer),
+            "FEDFA_TRAINER_POOLS": pool,
             "FEDFA_TRAINER_TASK_ALLOW": self._task_allow,
         }
         self._add_service(name, variables)
@@ -202,8 +206,8 @@ class LocalStack:
     def _start_services(self) -> None:
         for service in ("aggregator", "scheduler"):
             self._add_service(service, self._service_variables(service))
-        for _ in range(self._num_trainers):
-            self.add_trainer()
+        for pool in self._pools:
+            self.add_trainer(pool)
         self.wait_until_up()
 
     def _service_variables(self, service: str) -> dict[str, str]:
@@ -227,7 +231,7 @@ class LocalStack:
 
     def _threads_per_trainer(self) -> int:
         """The trainers share the machine, and one core is left to servers and services."""
-        return max(1, ((os.cpu_count() or 1) - 1) // max(1, self._num_trainers))
+        return max(1, ((os.cpu_count() or 1) - 1) // max(1, len(self._pools)))
 
     def _launch(self, name: str, variables: Mapping[str, str] | None = None) -> None:
         module = f"fedfa_{name.partition('-')[0]}"
