@@ -10,8 +10,9 @@ from pydantic import TypeAdapter
 
 from fedfa import keys, manifests
 from fedfa.errors import InvalidInput, NotFound
+from fedfa.events import Decision
 from fedfa.failpoints import reach
-from fedfa.federation import Client, Decision, State, Status, found
+from fedfa.federation import Client, State, Status, found
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
 from fedfa.messages import Count, Name, PoolName
 from fedfa.replica import Replica

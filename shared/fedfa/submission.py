@@ -16,8 +16,12 @@ ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 def new_id(stem: str) -> str:
     """A readable id that nobody has yet: the stem and four random digits."""
-    readable = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:50] or "federation"
-    return f"{readable}-{secrets.token_hex(2)}"
+    return f"{slug(stem)}-{secrets.token_hex(2)}"
+
+
+def slug(stem: str) -> str:
+    """A well-formed id as much like the stem as possible."""
+    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:50] or "federation"
 
 
 def check_id(federation: str) -> str:

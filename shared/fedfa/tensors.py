@@ -164,6 +164,31 @@ def norm(values: Floats) -> float:
     return math.sqrt(total)
 
 
+def distance(left: Floats, right: Floats) -> float:
+    """Euclidean norm of left - right, like `norm`. Not finite where one of them is not."""
+    total = 0.0
+    for start in range(0, left.size, NORM_BLOCK):
+        where = slice(start, start + NORM_BLOCK)
+        block = left[where].astype(np.float64) - right[where]
+        total += float(np.add.reduce(block * block))
+    return math.sqrt(total)
+
+
+def cosine(start: Floats, end: Floats, along: Floats) -> float:
+    """The cosine of end - start with along, like `norm`; 0 where one of the two is 0."""
+    dot = way = length = 0.0
+    for first in range(0, along.size, NORM_BLOCK):
+        where = slice(first, first + NORM_BLOCK)
+        block = end[where].astype(np.float64) - start[where]
+        other = along[where].astype(np.float64)
+        dot += float(np.add.reduce(block * other))
+        way += float(np.add.reduce(block * block))
+        length += float(np.add.reduce(other * other))
+    if not way or not length:
+        return 0.0
+    return max(-1.0, min(1.0, dot / math.sqrt(way) / math.sqrt(length)))
+
+
 def encode(model: FlatModel, metadata: dict[str, Any] | None = None) -> bytes:
     """The safetensors file of a model: canonical order, at most one metadata key."""
     header: dict[str, Any] = {}

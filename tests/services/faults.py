@@ -21,7 +21,7 @@ import psutil
 
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
-from fedfa.federation import Job, Merged
+from fedfa.events import Job, Merged
 from fedfa.local.processes import ServerProcess, accepts
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS

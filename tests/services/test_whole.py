@@ -8,7 +8,7 @@ import pytest
 
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
-from fedfa.federation import Merged
+from fedfa.events import Merged
 from fedfa.local.stack import LocalStack
 from fedfa.manifests import Manifest
 from fedfa.replay import verify
@@ -124,6 +124,32 @@ def test_two_federations_run_at_once_on_the_same_services(stack: LocalStack) -> 
     spans = [[entry.manifest.at for entry in log] for log in (first, second)]
     assert spans[0][0] < spans[1][-1]
     assert spans[1][0] < spans[0][-1]
+
+
+RULES_THAT_WAIT = {
+    "rounds": {"name": "fedavg"},
+    "flushes": {"name": "fedbuff", "window": 3, "refill": "at_flush"},
+    "ports": {"name": "port", "window": 3},
+}
+
+
+@pytest.mark.timeout(400)
+def test_rules_whose_slots_wait_for_each_other_run_in_the_services(stack: LocalStack) -> None:
+    for name, rule in RULES_THAT_WAIT.items():
+        store = begin(stack, name, rule=rule, stop={"versions": 6}, concurrency=4)
+    for name, rule in RULES_THAT_WAIT.items():
+        together = rule.get("window", 4)  # a round is as wide as Mc
+        assert ended(store, name, seconds=300).state.status == "finished"
+        log = check(store, name)
+        merged = [d for each in log for d in each.decisions if isinstance(d.event, Merged)]
+        assert [d.version for d in merged] == [n // together for n in range(1, 6 * together + 1)]
+        assert [len(d.opened) for d in merged] == ([0] * (together - 1) + [together]) * 6
+        if name == "rounds":
+            assert {d.staleness for d in merged} == {0}
+        if name == "ports":
+            stale = [d.event for d in merged if isinstance(d.event, Merged) and d.staleness]
+            assert stale
+            assert all(event.cosine is not None and -1 < event.cosine < 1 for event in stale)
 
 
 def test_the_bucket_holds_what_the_protocol_names_and_nothing_else(stack: LocalStack) -> None:

@@ -15,6 +15,7 @@ from fedfa import keys
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import Cancelled, Fenced
 from fedfa.ledger import Ledger
+from fedfa.merge import rule_of
 from fedfa.messages import TrainJob
 from fedfa.observability import Pulse
 from fedfa.randomness import prf
@@ -236,7 +237,7 @@ class SimWorker(Worker):
         seed = prf(warm.submission.spec.seed, "sim", job.slot, job.generation, base)
         drawn = hashlib.sha256(seed.to_bytes(8, "big")).digest()[:20]
         floats = np.frombuffer(drawn, np.uint32).astype(np.float32) / np.float32(10 * 2**32)
-        if warm.submission.spec.rule.name == "fedfa-param":
+        if rule_of(warm.submission.spec).sends == "models":
             floats = model.floats + floats
         return LocalResult(
             FlatModel(model.template, floats, model.integers),

@@ -101,10 +101,7 @@ def _spec(random: Random) -> FederationSpec:
     concurrency = random.choice((2, 3))
     fields = {
         "task": {"name": "tests.simulation.task:Tiny"},
-        "rule": {
-            "name": random.choice(("fedfa-delta", "fedfa-delta", "fedfa-param")),
-            "window": random.choice((1, 2, 2, 3)),
-        },
+        "rule": _rule(random, concurrency),
         "concurrency": concurrency,
         "clients": concurrency + random.choice((0, 2, 3)),
         "seed": random.randrange(1000),
@@ -118,3 +115,21 @@ def _spec(random: Random) -> FederationSpec:
         },
     }
     return parse(fields)
+
+
+def _rule(random: Random, concurrency: int) -> dict[str, Any]:
+    """Half of all runs are FedFa's own; the other rules differ in which slots wait for which."""
+    window = random.choice((1, 2, 2, 3))
+    flushed = {"window": min(window, concurrency), "refill": "at_flush"}
+    return random.choice(
+        (
+            {"name": "fedfa-delta", "window": window},
+            {"name": "fedfa-delta", "window": window, "staleness": {"kind": "polynomial"}},
+            {"name": "fedfa-param", "window": window},
+            {"name": "fedbuff", "window": window},
+            {"name": "fedbuff", **flushed},
+            {"name": "port", **flushed},
+            {"name": "fedavg"},
+            {"name": "fedasync"},
+        )
+    )

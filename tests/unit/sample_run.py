@@ -9,10 +9,11 @@ import random
 from typing import Any
 
 from fedfa import keys, ledger
-from fedfa.federation import Abandoned, Decision, Job, Rejected
+from fedfa.events import Abandoned, Decision, Job, Rejected
+from fedfa.history import find_model
 from fedfa.ledger import Ledger
 from fedfa.manifests import ModelRef
-from fedfa.replica import Replica, decide, merge
+from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.store import ObjectStore
 from fedfa.tensors import canonical_json, encode, sha256
 from tests.unit.builders import ATTEMPT, birth, submitted, update, vector
@@ -39,7 +40,8 @@ def write_sample_run(store: ObjectStore, name: str = "fed", **fields: Any) -> No
         decided += 1
         replica, decisions = _decide(store, held.replica, name, decided, slot, base, started)
         held = ledger.commit(store, held, replica, decisions, writer="a", now=clock)
-        _start(waiting, slot, replica.version, clock, draw)
+        for opened in [each for decision in decisions for each in decision.opened]:
+            _start(waiting, opened.job.slot, replica.version, clock, draw)
         if replica.version % EVALUATED_EVERY == 0 or held.replica is None:
             evaluate(store, name, replica.version, at=clock + 0.1)
 
@@ -93,4 +95,7 @@ def _decide(
     )
     if number % REJECTED_EVERY == 0:
         return decide(replica, Rejected(facts, "norm: 900 is above 100"))
-    return merge(replica, facts, sent)
+    start = None
+    if needs_base(replica, base):
+        start = ledger.read_model(store, find_model(store, name, base), replica.model.template)
+    return merge(replica, facts, sent, base=start)

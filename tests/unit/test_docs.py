@@ -18,6 +18,7 @@ import fedfa_trainer.metrics
 from fedfa import topology
 from fedfa.messages import AnyMessage
 from fedfa.settings import BrokerSettings, ServiceSettings, StoreSettings
+from fedfa.spec import RuleChoice
 from fedfa_aggregator.settings import AggregatorSettings
 from fedfa_scheduler.settings import SchedulerSettings
 from fedfa_trainer.settings import TrainerSettings
@@ -25,6 +26,7 @@ from fedfa_trainer.settings import TrainerSettings
 DOCS = Path(__file__).parents[2] / "docs"
 OPERATIONS = (DOCS / "operations.md").read_text()
 PROTOCOL = (DOCS / "protocol.md").read_text()
+RULES = (DOCS / "rules.md").read_text()
 ALERTS = yaml.safe_load((DOCS / "alerts.yaml").read_text())
 
 HEADINGS: dict[str, type[BaseSettings]] = {
@@ -63,6 +65,17 @@ def shown(name: str, field: FieldInfo) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value:g}`" if isinstance(value, int | float) else f"`{value}`"
+
+
+def test_the_rules_table_has_every_option_with_its_default_and_meaning() -> None:
+    expected = []
+    for rule in get_args(get_args(RuleChoice)[0]):
+        for name, field in rule.model_fields.items():
+            if name != "name":
+                kind = getattr(field.default, "kind", None)
+                default = f"`{kind}`" if kind else shown(name, field)
+                expected.append([f"`{rule().name}.{name}`", default, field.description])
+    assert rows(RULES, "Options") == expected
 
 
 @pytest.mark.parametrize("heading", HEADINGS)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torchvision.models import resnet18
 
 from fedfa import modules
 from fedfa.errors import InvalidData, InvalidSpec, UnknownTask
@@ -59,7 +60,7 @@ class Complete(Lacking):
 
 
 def test_an_installed_task_is_found_by_its_name():
-    assert {"cifar10", "digits"} <= set(task_names())
+    assert {"cifar10", "digits", "sent140", "sst2"} <= set(task_names())
     assert isinstance(load(spec_for("digits"), allowed=[]), Digits)
 
 
@@ -351,6 +352,45 @@ def test_cifar10_is_the_papers_resnet18_on_normalised_images(tmp_path):
         assert task.evaluate(model.eval())["loss"] > 0
 
 
+def test_the_export_of_resnet18_loads_with_torchvision():
+    ours = cifar10.small_resnet18(64)
+    theirs = resnet18(num_classes=10)
+    theirs.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+
+    assert theirs.load_state_dict(ours.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_parameters"),
+    [
+        # half the width: a quarter of a 3x3 convolution's weights, half of a norm's
+        ({"width": 32}, 2_797_610),
+        ({"width": 16}, 701_466),
+        # 5x5 convolutions of 3, 32 and 64 channels, 8 x 8 x 64 values into 2,048 units
+        ({"model": "cnn"}, 2_432 + 51_264 + 8_390_656 + 20_490),
+        ({"model": "cnn", "width": 16}, 1_216 + 12_832 + 2_098_176 + 10_250),
+    ],
+)
+def test_cifar10_has_models_for_a_cpu(tmp_path, options, num_parameters):
+    write_arrays(tmp_path)
+    task = load(spec_for("cifar10", clients=4, data=str(tmp_path), **options), allowed=[])
+    model = task.model()
+
+    assert modules.template_of(model).num_parameters == num_parameters
+    assert torch.isfinite(task.loss(model, task.shard("client-0000")[:4]))
+
+
+def test_a_narrow_resnet_starts_with_the_spread_of_the_wide_one():
+    wide, narrow = cifar10.small_resnet18(64), cifar10.small_resnet18(16)
+    for name, module in wide.named_modules():
+        if isinstance(module, nn.Conv2d) and name != "conv1":  # the stem is ours in both
+            fan = module.out_channels * module.kernel_size[0] ** 2
+            other = narrow.get_submodule(name)
+            other_fan = other.out_channels * other.kernel_size[0] ** 2
+            spread = module.weight.std() * fan**0.5
+            assert other.weight.std() * other_fan**0.5 == pytest.approx(spread, rel=0.2), name
+
+
 @pytest.mark.services
 def test_cifar10_data_in_a_bucket_is_fetched_once(tmp_path, monkeypatch):
     # given a bucket with the data, and a sibling folder whose name starts alike
@@ -393,7 +433,9 @@ def test_a_bucket_location_without_bucket_or_prefix_is_refused(location):
         cifar10.read(location)
 
 
-@pytest.mark.parametrize("example", ["digits", "digits-param", "cifar10-resnet18"])
+@pytest.mark.parametrize(
+    "example", ["digits", "digits-param", "cifar10", "cifar10-resnet18", "sent140", "sst2"]
+)
 def test_the_examples_are_valid_specs(example):
     path = Path(__file__).parents[2] / "examples" / f"{example}.yaml"
 

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
-from fedfa.federation import Federation, Job
+from fedfa.events import Job
+from fedfa.federation import Federation
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
 from fedfa.messages import (

@@ -8,7 +8,8 @@ A pool that nobody needs is neither, so it may be scaled to nothing.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedfa.federation import Abandoned, Job, step
+from fedfa.events import Abandoned, Job
+from fedfa.federation import step
 from fedfa.messages import MarkPool
 from fedfa_scheduler.known import Known
 from fedfa_scheduler.leases import Lease
@@ -105,7 +106,7 @@ def stranded(known: Known, pools: Pools, now: float) -> Iterator[Lease]:
             continue
         _, _, slot, generation = lease.work
         value, decision = step(value, Abandoned(Job(slot, generation), ""))
-        if decision.opened is None or value.is_down(value.pool_of(decision.opened.client)):
+        if any(value.is_down(value.pool_of(opened.client)) for opened in decision.opened):
             return
         if lease.stage != "given_up":
             yield lease

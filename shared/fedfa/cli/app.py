@@ -13,7 +13,9 @@ from fedfa.cli.dlq import app as dlq
 from fedfa.cli.doctor import doctor
 from fedfa.cli.local import app as local
 from fedfa.cli.observe import status, watch
+from fedfa.cli.paper import paper
 from fedfa.cli.results import export, report, verify
+from fedfa.cli.simulate import simulate
 from fedfa.errors import FedfaError
 from fedfa.spec import FederationSpec
 
@@ -52,7 +54,7 @@ def schema() -> None:
     print(json.dumps(FederationSpec.model_json_schema(), indent=2))
 
 
-for command in (submit, status, watch, stop, report, export, verify, doctor):
+for command in (submit, status, watch, stop, report, export, verify, simulate, paper, doctor):
     app.command()(command)
 app.add_typer(dlq, name="dlq")
 app.add_typer(local, name="local")

@@ -1,17 +1,26 @@
 """The broker and the bucket that the environment names, for commands that a person waits for."""
 
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, TypeVar
 
+import typer
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings
 
-from fedfa.errors import Misconfigured
+from fedfa.errors import Misconfigured, NotFound
 from fedfa.messages import AnyMessage
 from fedfa.settings import BrokerSettings, StoreSettings, wrong_settings
-from fedfa.store import ObjectStore, from_settings
+from fedfa.store import DirectoryStore, ObjectStore, from_settings
 from fedfa.topology import EVENTS
 
 PUBLISH_SECONDS = 5.0
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--in", help="a folder of simulated runs, instead of the bucket", show_default=False
+    ),
+]
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -22,8 +31,13 @@ class CommandStoreSettings(StoreSettings):
     outage_seconds: float = Field(default=5.0, ge=0, description="then an outage is reported")
 
 
-def store() -> ObjectStore:
-    return from_settings(store_settings())
+def store(folder: Path | None = None) -> ObjectStore:
+    """The configured bucket, or a folder of simulated runs."""
+    if folder is None:
+        return from_settings(store_settings())
+    if not folder.is_dir():
+        raise NotFound(f"--in {folder}: no such folder")
+    return DirectoryStore(folder)
 
 
 def store_settings() -> StoreSettings:

@@ -1,5 +1,6 @@
 """`fedfa submit` and `fedfa stop`: what changes a federation from outside."""
 
+import os
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +10,12 @@ import typer
 from fedfa import spec as specs
 from fedfa import submission
 from fedfa.cli import connections, console
-from fedfa.errors import FedfaError
+from fedfa.errors import FedfaError, InvalidInput, InvalidSpec
+from fedfa.messages import MAX_TEXT_CHARACTERS
 from fedfa.settings import BrokerSettings
-from fedfa.spec import FederationSpec, Submitted
+from fedfa.spec import FedAsync, FedAvg, FederationSpec, Submitted
+
+TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
 
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="the federation's YAML file", show_default=False)
@@ -54,6 +58,10 @@ def stop(
     reason: Annotated[str, typer.Option(help="kept in the log")] = "stopped by a person",
 ) -> None:
     """Ask a federation to end with what it has."""
+    if len(reason) > MAX_TEXT_CHARACTERS:
+        raise InvalidInput(
+            f"--reason: {len(reason)} characters; give at most {MAX_TEXT_CHARACTERS}"
+        )
     broker = connections.broker_settings()
     tell_scheduler(
         submission.request_stop(connections.store(), id, reason), broker, "asked to stop"
@@ -81,10 +89,25 @@ def is_installed(task: str) -> bool:
     return ":" in task or task in installed_tasks()
 
 
+def check_task(spec: FederationSpec) -> None:
+    """Raise InvalidSpec unless a run on this machine has the task."""
+    if not is_installed(spec.task.name):
+        raise InvalidSpec(
+            f"task.name: {spec.task.name} is not installed, there are: "
+            f"{', '.join(installed_tasks())}; or name it as module:Class"
+        )
+
+
+def allowed_modules(spec: FederationSpec) -> list[str]:
+    """The modules that tasks may be imported from here: what the user allowed or the spec names."""
+    module, is_module, _ = spec.task.name.partition(":")
+    allowed = os.environ.get(TASK_ALLOW, "").split(",")
+    return [*filter(None, allowed), *([module] if is_module else [])]
+
+
 def describe(spec: FederationSpec) -> str:
     """A spec in a few words."""
     rule = spec.rule
     clients = f"{spec.clients} clients" if spec.clients else "its own clients"
-    return (
-        f"{spec.task.name} on {clients} by {rule.name}, K = {rule.window}, Mc = {spec.concurrency}"
-    )
+    window = "" if isinstance(rule, FedAvg | FedAsync) else f"K = {rule.window}, "
+    return f"{spec.task.name} on {clients} by {rule.name}, {window}Mc = {spec.concurrency}"

@@ -13,17 +13,13 @@ from fedfa import spec as specs
 from fedfa import submission
 from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments, NewId, SpecFile
-from fedfa.errors import InvalidSpec
 from fedfa.history import History, HistoryReader
 from fedfa.pools import DEFAULT_POOL
-from fedfa.spec import FederationSpec
 from fedfa.store import ObjectStore
 from fedfa.summary import headline_of, summarize
 
 if TYPE_CHECKING:
     from fedfa.local.stack import LocalStack
-
-TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
 
 app = typer.Typer(
     no_args_is_help=True, help="Run brokers, bucket and services on this machine, without Docker."
@@ -54,6 +50,7 @@ def run(
         typer.Option(help="where results go; runs/ID by default", show_default=False),
     ] = None,
     data: Data = None,
+    pretrained: results.Pretrained = False,
     verify: Annotated[bool, typer.Option("--verify", help="replay and compare it all")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave all up until Ctrl-C")] = False,
 ) -> None:
@@ -63,7 +60,7 @@ def run(
     private one. Ends with 0 when the federation finished or was stopped, with 1 otherwise.
     """
     checked = specs.load(spec, assignments=set or ())
-    _check_task(checked)
+    control.check_task(checked)
     federation = submission.new_id(spec.stem) if id is None else submission.check_id(id)
     folder = out or results.default_folder(federation)
     results.make_folder("--out", folder)
@@ -75,7 +72,7 @@ def run(
             trainers=trainers,
             pools=dict.fromkeys((DEFAULT_POOL, *checked.pools)),
             jobs_per_trainer=jobs_per_trainer,
-            task_allow=_allowed(checked),
+            task_allow=",".join(control.allowed_modules(checked)),
         )
         with stack:
             store = stack.store()
@@ -88,6 +85,10 @@ def run(
             code = observe.exit_code(history)
             if verify:
                 code = max(code, _verify(store, federation))
+            if pretrained and history.has_model:
+                to = folder / "pretrained"
+                allowed = control.allowed_modules(checked)
+                console.say(results.export_pretrained(store, federation, to, allowed))
             if keep:
                 _stay(stack)
     except KeyboardInterrupt:
@@ -103,7 +104,7 @@ def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) ->
         data,
         trainers=trainers,
         jobs_per_trainer=jobs_per_trainer,
-        task_allow=os.environ.get(TASK_ALLOW, ""),
+        task_allow=os.environ.get(control.TASK_ALLOW, ""),
     )
     with stack:
         _stay(stack)
@@ -135,22 +136,6 @@ def _stay(stack: "LocalStack") -> None:
             time.sleep(observe.LOOK_SECONDS)
     except KeyboardInterrupt:
         console.say("stopping")
-
-
-def _check_task(spec: FederationSpec) -> None:
-    """The trainers of a local run have exactly the tasks that are installed here."""
-    if not control.is_installed(spec.task.name):
-        installed = ", ".join(control.installed_tasks())
-        raise InvalidSpec(
-            f"task.name: {spec.task.name} is not installed, there are: {installed}; "
-            "or name it as module:Class"
-        )
-
-
-def _allowed(spec: FederationSpec) -> str:
-    """The modules that trainers may import: what the user allowed, and what the spec names."""
-    module, is_module, _ = spec.task.name.partition(":")
-    return ",".join(filter(None, [os.environ.get(TASK_ALLOW), is_module and module]))
 
 
 def _write_results(

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fedfa import manifests, submission
 from fedfa.cli import EXIT_INTERRUPTED, connections, console, views
+from fedfa.cli.connections import Folder
 from fedfa.cli.control import Id
 from fedfa.errors import FedfaError, Unavailable
 from fedfa.history import History, HistoryReader
@@ -31,11 +32,13 @@ def status(
         typer.Argument(metavar="[ID]", help="one in detail; all without", show_default=False),
     ] = None,
     json: Json = False,
+    folder: Folder = None,
 ) -> None:
     """Show all federations in the bucket, or one in detail."""
-    store = connections.store()
+    store = connections.store(folder)
     if id is not None:
-        summary = summarize(HistoryReader(store, id).refresh(), now=time.time())
+        history = HistoryReader(store, id).refresh()
+        summary = summarize(history, now=time.time() if folder is None else history.at)
         if json:
             console.print_json(summary.as_json())
         else:

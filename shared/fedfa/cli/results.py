@@ -1,7 +1,8 @@
 """`fedfa report`, `fedfa export`, `fedfa verify`: what came of a federation."""
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,20 +14,33 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedfa import history as histories
 from fedfa import ledger, manifests, replay
 from fedfa.cli import connections, console
-from fedfa.cli.control import Id
+from fedfa.cli.connections import Folder
+from fedfa.cli.control import TASK_ALLOW, Id
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidInput, Misconfigured, NotFound
-from fedfa.federation import Merged
+from fedfa.events import Merged
 from fedfa.history import HistoryReader
+from fedfa.manifests import Birth, ModelRef
+from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.submission import submitted
-from fedfa.tensors import sha256
+from fedfa.tensors import FlatModel, sha256
 
 EXIT_MISMATCH = 1
 
+Pretrained = Annotated[
+    bool,
+    typer.Option(
+        "--pretrained",
+        help="also write a folder `pretrained` that the model's own library loads, such as "
+        "from_pretrained of transformers or peft; needs the trainer's packages, and the task's "
+        "data and base model on this machine",
+    ),
+]
 
-def default_folder(federation: str) -> Path:
-    return Path("runs") / federation
+
+def default_folder(federation: str, runs: Path | None = None) -> Path:
+    return (runs or Path("runs")) / federation
 
 
 @contextmanager
@@ -52,14 +66,15 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="the folder; runs/ID by default", show_default=False)
     ] = None,
+    folder: Folder = None,
 ) -> None:
     """Draw quality, staleness and the trainers' work: PNGs and one HTML page."""
     from fedfa.report import write  # imports matplotlib
 
-    history = HistoryReader(connections.store(), id).refresh()
-    folder = out or default_folder(id)
-    with writing("--out", folder):
-        console.say(f"report: {write(history, folder)}")
+    history = HistoryReader(connections.store(folder), id).refresh()
+    place = out or default_folder(id, folder)
+    with writing("--out", place):
+        console.say(f"report: {write(history, place)}")
 
 
 def export(
@@ -72,40 +87,93 @@ def export(
         Path | None,
         typer.Option(help="the file; runs/ID/model.safetensors by default", show_default=False),
     ] = None,
+    pretrained: Pretrained = False,
+    folder: Folder = None,
 ) -> None:
     """Write a model as a safetensors file that any framework loads without FedFa."""
-    path = out or default_folder(id) / "model.safetensors"
-    console.say(export_model(connections.store(), id, version, path))
+    path = out or default_folder(id, folder) / "model.safetensors"
+    stored = _stored(connections.store(folder), id, version)
+    console.say(_write_model(stored, path))
+    if pretrained:
+        allowed = os.environ.get(TASK_ALLOW, "").split(",")
+        console.say(_write_pretrained(stored, path.parent / "pretrained", allowed))
 
 
 def export_model(store: ObjectStore, federation: str, version: int | None, path: Path) -> str:
     """Write one version's model; returns what the file holds, for people."""
-    from safetensors.numpy import save
+    return _write_model(_stored(store, federation, version), path)
 
+
+def export_pretrained(
+    store: ObjectStore, federation: str, folder: Path, allowed: Sequence[str]
+) -> str:
+    """Write the final version as its own library loads it; returns where it is, for people.
+
+    allowed: modules that the spec's "module:Class" may name.
+    """
+    return _write_pretrained(_stored(store, federation, None), folder, allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One version's model, and what is known of where it came from."""
+
+    submission: Submitted
+    birth: Birth
+    reference: ModelRef
+    model: FlatModel
+
+
+def _stored(store: ObjectStore, federation: str, version: int | None) -> Stored:
     submission = submitted(store, federation)
     if version is None:
         version = final_version(store, federation)
     reference = histories.find_model(store, federation, version)
     birth = manifests.birth_of(store, federation)
     model = ledger.read_model(store, reference, birth.template)
+    return Stored(submission, birth, reference, model)
+
+
+def _write_model(stored: Stored, path: Path) -> str:
+    from safetensors.numpy import save
+
     metadata = {
-        "federation": federation,
-        "uid": submission.uid,
-        "version": str(version),
-        "digest": reference.digest,  # of the object in the bucket
-        "task": submission.spec.task.name,
+        "federation": stored.submission.federation,
+        "uid": stored.submission.uid,
+        "version": str(stored.reference.version),
+        "digest": stored.reference.digest,  # of the object in the bucket
+        "task": stored.submission.spec.task.name,
     }
-    body = save({tensor.name: array for tensor, array in model.named()}, metadata)
+    body = save({tensor.name: array for tensor, array in stored.model.named()}, metadata)
     with writing("--out", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
-    template = birth.template
-    is_partial = birth.frozen_digest != sha256(b"")
+    template = stored.birth.template
+    is_partial = stored.birth.frozen_digest != sha256(b"")
     frozen = "; the task's frozen weights are not in it" if is_partial else ""
     return (
-        f"model: {path}: version {version}, {len(template.tensors)} tensors, "
+        f"model: {path}: version {stored.reference.version}, {len(template.tensors)} tensors, "
         f"{template.num_parameters:,} trained parameters{frozen}"
     )
+
+
+def _write_pretrained(stored: Stored, folder: Path, allowed: Sequence[str]) -> str:
+    try:
+        from fedfa.tasks.saving import save_pretrained  # imports torch
+    except ImportError as error:
+        raise Misconfigured(
+            f"--pretrained: {error}; install the trainer's packages, as in fedfa[trainer]"
+        ) from error
+    with writing("--pretrained", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_pretrained(
+            stored.submission.spec,
+            stored.model,
+            stored.birth.frozen_digest,
+            folder,
+            allowed=allowed,
+        )
+    return f"pretrained: {folder}: as the model's own library loads it"
 
 
 def final_version(store: ObjectStore, federation: str) -> int:
@@ -147,14 +215,14 @@ class Confirmed:
         return f"not verified after {done}: {self.mismatch}"
 
 
-def verify(id: Id, json: Json = False) -> None:
+def verify(id: Id, json: Json = False, folder: Folder = None) -> None:
     """Merge a federation's stored updates again and compare every model bit for bit.
 
     Checks the whole chain of manifests. Where old files were deleted by the federation's
     retention, models are compared from the oldest one that still has all that made it.
     Ends with 1 where something differs.
     """
-    confirmed = verify_with_progress(connections.store(), id)
+    confirmed = verify_with_progress(connections.store(folder), id)
     if json:
         console.print_json(asdict(confirmed))
     else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -9,17 +10,20 @@ from fedfa.tensors import FlatModel, Floats
 
 BLOCK = 16_384  # float64 accumulator of 128 KiB: stays in a core's second-level cache
 
+Reopens = Literal["own", "waiting", "none"]
+
 
 @dataclass(frozen=True, slots=True)
 class Combination:
     """What a rule does to the model, as numbers.
 
     parameters: w_t = keep * w_{t-1} + step * (sum_i weights_i x_i) / divisor
-    buffers:    b_t = (1 - beta) * b_{t-1} + beta * mean_i b_i
+    buffers:    b_t = (1 - beta) * b_{t-1} + beta * (sum_i shares_i b_i) / (sum_i shares_i)
     integers:   max(previous, all i)
 
     i runs over the merged updates in commit order; x_i is what trainers send under the rule
-    (models or deltas). One weight for each merged update.
+    (models or deltas). One weight and one share for each merged update. With beta in [0, 1] and
+    positive shares buffers stay in the convex hull of what was seen: variances stay positive.
     """
 
     keep: float
@@ -27,6 +31,7 @@ class Combination:
     weights: tuple[float, ...]
     divisor: float
     beta: float
+    shares: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,13 @@ class Merge:
 
     combination: None leaves model and version as they are (the window is still filling).
     It applies to the newest `len(weights)` updates. kept: how many of the newest updates stay
-    in the window afterwards.
+    in the window afterwards. reopens: the update's own slot, every waiting slot (its own too),
+    or none, so that its own waits.
     """
 
     combination: Combination | None
     kept: int
+    reopens: Reopens
 
 
 def combine(model: FlatModel, updates: Sequence[FlatModel], combination: Combination) -> FlatModel:
@@ -47,34 +54,40 @@ def combine(model: FlatModel, updates: Sequence[FlatModel], combination: Combina
 
     Elementwise, so the block size never changes a bit. All arguments share one template.
     """
-    assert len(updates) == len(combination.weights)
+    assert len(updates) == len(combination.weights) == len(combination.shares)
     split = model.template.num_parameters
     floats = np.empty_like(model.floats)
     _weighted(
         floats[:split],
         model.floats[:split],
         [update.floats[:split] for update in updates],
-        combination,
-    )
-    buffers = Combination(
-        keep=1.0 - combination.beta,
-        step=combination.beta,
-        weights=(1.0,) * len(updates),
-        divisor=float(len(updates)),
-        beta=combination.beta,
+        combination.weights,
+        keep=combination.keep,
+        step=combination.step,
+        divisor=combination.divisor,
     )
     _weighted(
         floats[split:],
         model.floats[split:],
         [update.floats[split:] for update in updates],
-        buffers,
+        combination.shares,
+        keep=1.0 - combination.beta,
+        step=combination.beta,
+        divisor=sum(combination.shares),
     )
     integers = np.maximum.reduce([model.integers, *(update.integers for update in updates)])
     return FlatModel(model.template, floats, integers)
 
 
 def _weighted(
-    out: Floats, previous: Floats, vectors: Sequence[Floats], combination: Combination
+    out: Floats,
+    previous: Floats,
+    vectors: Sequence[Floats],
+    weights: Sequence[float],
+    *,
+    keep: float,
+    step: float,
+    divisor: float,
 ) -> None:
     total = np.empty(BLOCK, np.float64)
     term = np.empty(BLOCK, np.float64)
@@ -83,13 +96,13 @@ def _weighted(
         size = block.stop - block.start
         accumulator, product = total[:size], term[:size]
         accumulator[:] = 0.0
-        for vector, weight in zip(vectors, combination.weights, strict=True):
+        for vector, weight in zip(vectors, weights, strict=True):
             np.multiply(vector[block], weight, out=product, dtype=np.float64)
             accumulator += product
-        accumulator /= combination.divisor
-        accumulator *= combination.step
-        if combination.keep:  # 0 * inf would poison a model that is being replaced
-            np.multiply(previous[block], combination.keep, out=product, dtype=np.float64)
+        accumulator /= divisor
+        accumulator *= step
+        if keep:  # 0 * inf would poison a model that is being replaced
+            np.multiply(previous[block], keep, out=product, dtype=np.float64)
             accumulator += product
         with np.errstate(over="ignore", invalid="ignore"):  # the divergence guard looks at it
             out[block] = accumulator

@@ -5,10 +5,11 @@ an installed entry point of the group "fedfa.tasks", or "module:Class" where a t
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from pydantic import ValidationError
@@ -61,6 +62,15 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Saving(Protocol):
+    """What a task may have besides: the form in which its own ecosystem loads a model."""
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write the model, whole or what was trained of it, as safetensors in a folder."""
+        ...
+
+
 class TensorClassification:
     """A task over tensors in memory: the spec's partition, cross-entropy, accuracy.
 
@@ -107,15 +117,22 @@ class TensorClassification:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
-        loss, num_correct = 0.0, 0
-        for examples, labels in zip(
-            *(torch.split(column, EVALUATION_BATCH) for column in self._test), strict=True
-        ):
-            scores, truth = model(self.inputs(examples.to(device))), labels.to(device)
-            loss += functional.cross_entropy(scores, truth, reduction="sum").item()
-            num_correct += int((scores.argmax(1) == truth).sum())
-        num_examples = len(self._test[0])
-        return {"loss": loss / num_examples, "accuracy": num_correct / num_examples}
+        return metrics(
+            (model(self.inputs(examples.to(device))), labels.to(device))
+            for examples, labels in zip(
+                *(torch.split(column, EVALUATION_BATCH) for column in self._test), strict=True
+            )
+        )
+
+
+def metrics(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
+    """Mean cross-entropy and accuracy over batches of scores (n, classes) and labels (n,)."""
+    loss, num_correct, num_examples = 0.0, 0, 0
+    for scores, labels in batches:
+        loss += functional.cross_entropy(scores, labels, reduction="sum").item()
+        num_correct += int((scores.argmax(1) == labels).sum())
+        num_examples += len(labels)
+    return {"loss": loss / num_examples, "accuracy": num_correct / num_examples}
 
 
 def options(spec: FederationSpec, schema: type[Options]) -> Options:

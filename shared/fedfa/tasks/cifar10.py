@@ -1,7 +1,7 @@
-"""CIFAR-10 with the paper's model: ResNet18 for 32x32 images, from whatever form the data has.
+"""CIFAR-10 with the paper's ResNet18 or a small CNN, from whatever form the data has.
 
-`data` names a folder, an .npz file, or either in the bucket (s3://bucket/prefix). Understood, in
-a folder or in the folders right inside it:
+`data` names a folder or an .npz file below FEDFA_DATA, or either in a bucket
+(s3://bucket/prefix). Understood, in a folder or in the folders right inside it:
 
     *.npz            x_train, y_train, x_test, y_test (uint8, n x 32 x 32 x 3), or JPEG files end
                      to end: {train,test}_jpeg, _offsets (n + 1), _labels
@@ -11,11 +11,7 @@ a folder or in the folders right inside it:
     {train,test}/<class>/*.png              or .jpg, .webp: one folder per class
 """
 
-import hashlib
 import io
-import os
-import re
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any, Literal
@@ -26,28 +22,38 @@ import torch
 from PIL import Image
 from pydantic import Field
 from torch import nn
-from torchvision.models import resnet18
+from torchvision.models import ResNet, resnet18
+from torchvision.models.resnet import BasicBlock
 
-from fedfa import store
 from fedfa.errors import InvalidData
 from fedfa.randomness import prf
-from fedfa.settings import StoreSettings
 from fedfa.spec import FederationSpec, Section
 from fedfa.tasks.base import TensorClassification, options
+from fedfa.tasks.data import place as placed
 
 NUM_CLASSES = 10
 MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, in 0..1
 STD = (0.2470, 0.2435, 0.2616)
 SHEET_ROWS, SHEET_COLUMNS = 40, 25
-MAX_OBJECT_BYTES = 1 << 30
 
 Part = Literal["train", "test"]
 Examples = tuple[npt.NDArray[Any], npt.NDArray[Any]]  # images (n, 32, 32, 3) uint8, labels (n,)
 
 
 class Cifar10Options(Section):
-    data: str | None = Field(
-        default=None, description="where the images are; FEDFA_DATA/cifar10 if not given"
+    data: str = Field(
+        default="cifar10",
+        min_length=1,
+        description="where the images are: below FEDFA_DATA, or s3://bucket/prefix",
+    )
+    model: Literal["resnet18", "cnn"] = Field(
+        default="resnet18", description="the paper's, or one that a CPU trains some 15 times faster"
+    )
+    width: int | None = Field(
+        default=None,
+        ge=1,
+        description="channels of the first layer, the others in proportion; 64 for resnet18, "
+        "32 for cnn if not given",
     )
     train_examples: int | None = Field(default=None, ge=1, description="use only the first ones")
     test_examples: int | None = Field(default=None, ge=1, description="use only the first ones")
@@ -55,16 +61,13 @@ class Cifar10Options(Section):
 
 class Cifar10(TensorClassification):
     def __init__(self, spec: FederationSpec) -> None:
-        chosen = options(spec, Cifar10Options)
-        train, test = read(_location(chosen.data), chosen.train_examples, chosen.test_examples)
+        self.options = chosen = options(spec, Cifar10Options)
+        train, test = read(chosen.data, chosen.train_examples, chosen.test_examples)
         super().__init__(spec, train=_tensors(train), test=_tensors(test))
 
     def network(self) -> nn.Module:
-        """ResNet18 with the stem for small images: 3x3 convolution, no pooling."""
-        model: nn.Module = resnet18(num_classes=NUM_CLASSES)
-        model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
-        model.maxpool = nn.Identity()
-        return model
+        make, width = (cnn, 32) if self.options.model == "cnn" else (small_resnet18, 64)
+        return make(self.options.width or width)
 
     def inputs(self, examples: torch.Tensor) -> torch.Tensor:
         """(batch, 32, 32, 3) uint8 -> (batch, 3, 32, 32) normalised, channels last in memory."""
@@ -73,11 +76,56 @@ class Cifar10(TensorClassification):
         return ((examples / 255 - mean) / std).permute(0, 3, 1, 2)
 
 
+def small_resnet18(width: int) -> ResNet:
+    """torchvision's ResNet18 with the stem for 32x32 images: 3x3 convolution, no pooling.
+
+    Another width than 64 scales every layer, as in wide and narrow ResNets.
+    """
+    model: ResNet = resnet18(num_classes=NUM_CLASSES)
+    model.conv1 = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    if width != 64:
+        _resize(model, width)
+    return model
+
+
+def _resize(model: ResNet, width: int) -> None:
+    """torchvision fixes the basic block's widths: build the four stages again, as it does."""
+    model.bn1 = nn.BatchNorm2d(width)
+    model.inplanes = width
+    for stage, stride in enumerate((1, 2, 2, 2)):
+        layer = model._make_layer(BasicBlock, width << stage, 2, stride=stride)
+        for module in layer.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        setattr(model, f"layer{stage + 1}", layer)
+    model.fc = nn.Linear(width << 3, NUM_CLASSES)
+
+
+def cnn(width: int) -> nn.Sequential:
+    """The CNN of LEAF (Caldas et al. 2018, arXiv:1812.01097) for its images, on 32x32x3.
+
+    Two 5x5 convolutions of `width` and 2 `width` channels, each pooled, and 64 `width` units.
+    """
+    return nn.Sequential(
+        nn.Conv2d(3, width, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * width * 8 * 8, 64 * width),
+        nn.ReLU(),
+        nn.Linear(64 * width, NUM_CLASSES),
+    )
+
+
 def read(
     location: str, train_examples: int | None = None, test_examples: int | None = None
 ) -> tuple[Examples, Examples]:
     """The training and test images at a location, at most so many of each."""
-    root = _fetched(location) if location.startswith("s3://") else Path(location)
+    root = placed(location)
     folders = sorted(path for path in root.glob("*") if path.is_dir())
     for place in [root, *folders]:
         for reader in (_npz, _binary, _sheets, _class_folders):
@@ -89,13 +137,9 @@ def read(
             if train and test:
                 return _checked(train, place), _checked(test, place)
     raise InvalidData(
-        f"no CIFAR-10 data at {location}; name its folder, .npz file or s3:// prefix in the spec "
-        "as task.options.data, or put it into $FEDFA_DATA/cifar10"
+        f"no CIFAR-10 data at {root}; put it there, or name its folder, .npz file or s3:// prefix "
+        "in the spec as task.options.data; FEDFA_DATA says where names begin"
     )
-
-
-def _location(data: str | None) -> str:
-    return data or str(Path(os.environ.get("FEDFA_DATA", "data")) / "cifar10")
 
 
 def _tensors(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,26 +219,3 @@ def _class_folders(place: Path, part: Part, limit: int | None) -> Examples | Non
 def _decoded(file: Path | io.BytesIO) -> npt.NDArray[np.uint8]:
     with Image.open(file) as image:
         return np.asarray(image.convert("RGB"))
-
-
-def _fetched(location: str) -> Path:
-    """A local copy of an object, or of all objects under a prefix; fetched once per machine."""
-    parts = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*[^/])/*", location)
-    if parts is None:
-        raise InvalidData(f"task.options.data: {location}: expected s3://bucket/prefix")
-    bucket, prefix = parts.groups()
-    source = store.from_settings(StoreSettings(bucket=bucket))
-    root = (
-        Path(tempfile.gettempdir()) / "fedfa-data" / hashlib.sha256(location.encode()).hexdigest()
-    )
-    for found in source.list(prefix):
-        inside = Path(found.key.removeprefix(prefix).lstrip("/") or Path(prefix).name)
-        if not f"{found.key}/".startswith(f"{prefix}/") or ".." in inside.parts:
-            continue  # a sibling whose name starts alike, or a key that would leave the folder
-        file = root / inside
-        if not file.exists() or file.stat().st_size != found.size_bytes:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
-                partial.write(source.get(found.key, max_bytes=MAX_OBJECT_BYTES))
-            os.replace(partial.name, file)  # another trainer may be fetching the same
-    return root

@@ -1,0 +1,218 @@
+"""`fedfa paper`: the evaluation of the FedFa paper, from the runs to its tables and figures."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from importlib.metadata import version as release
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedfa.cli import EXIT_INTERRUPTED, console, results, views
+from fedfa.paper import outcomes, profiles, runner, tables
+from fedfa.paper.outcomes import Outcome
+from fedfa.paper.plan import PARTS, Part, Plan, Run
+from fedfa.paper.profiles import METHODS, Profile, Rates
+from fedfa.simulate.workers import usable_cores
+
+DATA = "FEDFA_DATA"
+RELEASES = ("torch", "numpy", "scikit-learn")
+
+
+class What(StrEnum):
+    table2 = "table2"
+    table3 = "table3"
+    table4 = "table4"
+    table5 = "table5"
+    table6 = "table6"
+    fig1 = "fig1"
+    fig2 = "fig2"
+    fig3 = "fig3"
+    fig4 = "fig4"
+    fig5 = "fig5"
+    fig6 = "fig6"
+    all = "all"
+    tune = "tune"
+
+
+class Size(StrEnum):
+    cpu = "cpu"
+    full = "full"
+
+
+def paper(
+    what: Annotated[
+        What,
+        typer.Argument(help="a table, a figure, all of them, or the tuning", show_default=False),
+    ],
+    profile: Annotated[Size, typer.Option(help="full: the paper's settings, for GPUs")] = Size.cpu,
+    seeds: Annotated[int, typer.Option(min=1, help="of tables 2 to 4 and figures 3 and 4")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="the results' folder; results/PROFILE by default", show_default=False),
+    ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(min=1, help="runs side by side; one per core by default", show_default=False),
+    ] = None,
+) -> None:
+    """Reproduce section 5 of the FedFa paper: runs, tables and figures, in one folder.
+
+    Each run is simulated once and shared; what is there already is not run again, so that an
+    interrupted command goes on. The data lies in FEDFA_DATA; where there is none, digits it is.
+    """
+    folder = out or Path("results") / profile.value
+    results.make_folder("--out", folder)
+    chosen = _with_data(profiles.PROFILES[profile.value], Path(os.environ.get(DATA, "data")))
+    rates = Rates() if what.value == "tune" else profiles.tuned(chosen.name)
+    wanted = Plan(chosen, rates, seeds)
+    parts: Sequence[Part] = PARTS if what.value == "all" else [p for p in PARTS if p == what.value]
+    runs = wanted.tuning() if what.value == "tune" else wanted.needed(parts)
+    began = time.monotonic()
+    try:
+        _make(folder / "runs", runs, at_once or usable_cores())
+    except KeyboardInterrupt:
+        console.error("interrupted; the same command goes on from here")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    found = {run.id: outcomes.read(folder / "runs", run) for run in runs}
+    if what.value == "tune":
+        _write_rates(wanted, found, folder)
+    else:
+        _write(wanted, parts, found, folder)
+    console.say(f"{len(runs)} runs, {views.duration(time.monotonic() - began)}: {folder}")
+
+
+def _with_data(profile: Profile, data: Path) -> Profile:
+    """The benchmarks whose data is there; on digits where there is none."""
+    there = tuple(
+        one for one in profile.benchmarks if all((data / place).exists() for place in one.needs)
+    )
+    for one in profile.benchmarks:
+        lacking = [place for place in one.needs if not (data / place).exists()]
+        if lacking and there:
+            console.warn(f"{one.name}: left out, {data} has no {' and no '.join(lacking)}")
+    if not there:
+        console.warn(f"{DATA}: {data} has none of the paper's data; everything runs on digits")
+        return replace(profile, benchmarks=profiles.DIGITS, sweep=profiles.DIGITS[1].name)
+    if profile.sweep not in {one.name for one in there}:
+        profile = replace(profile, sweep=there[0].name)
+    return replace(profile, benchmarks=there)
+
+
+def _make(folder: Path, runs: Sequence[Run], at_once: int) -> None:
+    waiting = runner.missing(folder, runs)
+    console.say(f"{len(runs)} runs, {len(waiting)} of them to be made, {at_once} at once")
+    if not waiting:
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+        TimeRemainingColumn(),
+        console=console.err,
+        disable=not console.err.is_terminal,
+    )
+    began = time.monotonic()
+    with bar:
+        task = bar.add_task("client updates", total=1.0)
+        for progress in runner.make(folder, waiting, num_at_once=at_once):
+            done = progress.updates / progress.total
+            bar.update(task, completed=done)
+            if progress.finished is not None:
+                best = outcomes.read(folder, progress.finished).best
+                seconds = time.monotonic() - began
+                eta = seconds * (1 - done) / done if done else None
+                console.err.print(
+                    f"{views.duration(seconds):>6}  {progress.finished.title} seed "
+                    f"{progress.finished.seed}: best {best:.4f}; {progress.num_left} to go, eta "
+                    f"{views.duration(eta)}",
+                    soft_wrap=True,
+                )
+
+
+def _write(wanted: Plan, parts: Sequence[Part], found: dict[str, Outcome], folder: Path) -> None:
+    from fedfa.paper import figures  # imports matplotlib
+
+    targets = {}
+    for one in wanted.profile.benchmarks:
+        fedavg = [run.id for run in wanted.seeded(one, "fedavg")]
+        if all(id in found for id in fedavg):
+            targets[one.name] = outcomes.target([found[id] for id in fedavg])
+    page = [_introduction(wanted, targets, found)]
+    for part in parts:
+        with results.writing("--out", folder):
+            if part.startswith("table"):
+                table = tables.draw(part, wanted, found, targets)
+                (folder / f"{part}.md").write_text(table.markdown, "utf-8")
+                (folder / f"{part}.csv").write_text(table.csv, "utf-8")
+                page.append(table.markdown)
+            else:
+                (folder / f"{part}.png").write_bytes(figures.draw(part, wanted, found, targets))
+                page.append(f"## Figure {part[-1]}\n\n![{part}]({part}.png)\n")
+    with results.writing("--out", folder):
+        if parts == PARTS:
+            (folder / "README.md").write_text("\n".join(page), "utf-8")
+        specs = {run: found[run].run.spec.model_dump(mode="json") for run in sorted(found)}
+        (folder / "specs.json").write_text(json.dumps(specs, indent=1) + "\n", "utf-8")
+
+
+def _introduction(wanted: Plan, targets: dict[str, float], found: dict[str, Outcome]) -> str:
+    profile = wanted.profile
+    releases = ", ".join(f"{name} {release(name)}" for name in ("fedfa", *RELEASES))
+    lines = [
+        f"# The paper's evaluation, profile {profile.name}",
+        "",
+        f"    fedfa paper all --profile {profile.name} --seeds {wanted.seeds}",
+        "",
+        f"Made with {releases}, Python {platform.python_version()}. `specs.json` has the spec of "
+        "every run. Clients' delays are long-tailed (Pareto 1.5, one draw for each client); "
+        "training itself takes no virtual time. A benchmark's target is "
+        f"{profiles.TARGET_SHARE:.0%} of the best accuracy that FedAvg reaches within the budget.",
+        "",
+        "| benchmark | clients' updates | Mc | K | target | learning rates |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for one in profile.benchmarks:
+        rates = {name: wanted.rates.of(one, name) for name in (m.name for m in METHODS)}
+        is_tuned = all(wanted.rates.is_tuned(one, name) for name in rates)
+        if len(set(rates.values())) == 1:
+            shown = f"{one.rates[1]:g}"
+        else:
+            shown = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
+        goal = f"{targets[one.name]:g}" if one.name in targets else "-"
+        lines.append(
+            f"| {one.title} | {one.updates} | {one.concurrency} | {one.window} | {goal} | "
+            f"{shown} ({'tuned' if is_tuned else 'not tuned'}) |"
+        )
+    ended = [
+        f"- {one.run.title} seed {one.run.seed}: {one.reason}"
+        for one in found.values()
+        if one.reason
+    ]
+    if ended:
+        lines += ["", "Runs that ended early:", "", *ended]
+    return "\n".join(lines) + "\n"
+
+
+def _write_rates(wanted: Plan, found: dict[str, Outcome], folder: Path) -> None:
+    """The best rate by the mean accuracy over a run, and every figure that it was chosen by."""
+    best: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, dict[float, float]]] = {}
+    for one in found.values():
+        family, method = one.run.benchmark.family, one.run.method
+        measured.setdefault(family, {}).setdefault(method, {})[one.run.rate] = round(one.mean, 4)
+    for family, methods in measured.items():
+        for method, scores in methods.items():
+            best.setdefault(family, {})[method] = max(scores, key=lambda rate: scores[rate])
+    text = yaml.safe_dump({wanted.profile.name: best}, sort_keys=False)
+    with results.writing("--out", folder):
+        (folder / "tuned.yaml").write_text(text, "utf-8")
+        (folder / "tuning.json").write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+    console.say(text)

@@ -1,0 +1,186 @@
+"""Which runs the tables and figures need. Two that need the same run share it, by its spec."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from fedfa.paper.profiles import (
+    DELAY,
+    METHOD,
+    METHODS,
+    TUNING_SEED,
+    Benchmark,
+    Profile,
+    Rates,
+)
+from fedfa.spec import FederationSpec, parse
+from fedfa.tensors import canonical_json
+
+Part = Literal[
+    "table2",
+    "table3",
+    "table4",
+    "table5",
+    "table6",
+    "fig1",
+    "fig2",
+    "fig3",
+    "fig4",
+    "fig5",
+    "fig6",
+]
+PARTS: tuple[Part, ...] = get_args(Part)
+Variant = Literal["", "fedprox", "fednova"]
+
+PARADIGMS = ("fedavg", "fedbuff", "fedfa-delta")
+SWEPT = ("fedavg", "fedbuff", "fedasync", "fedfa-param", "fedfa-delta")
+COMBINED = ("fedavg", "fedfa-delta")
+VARIANTS: tuple[Variant, ...] = ("fedprox", "fednova")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulated run. window and concurrency are the paper's K and Mc."""
+
+    benchmark: Benchmark
+    method: str
+    seed: int
+    window: int
+    concurrency: int
+    updates: int
+    rate: float
+    variant: Variant = ""
+    proximal: float = 0.0
+
+    @property
+    def title(self) -> str:
+        variant = f" with {self.variant}" if self.variant else ""
+        return f"{self.benchmark.name} {self.method}{variant} K={self.window} Mc={self.concurrency}"
+
+    @property
+    def spec(self) -> FederationSpec:
+        method, benchmark = METHOD[self.method], self.benchmark
+        rule: dict[str, Any] = dict(method.rule)
+        if rule["name"] not in ("fedavg", "fedasync"):
+            rule["window"] = self.window
+        if method.server_lr_is_window:
+            rule["server_lr"] = float(self.window)
+        if self.variant == "fednova":
+            rule["fednova"] = True
+        merged = {"one": 1, "window": self.window, "round": self.concurrency}[method.merges]
+        local = benchmark.fields["local"] | {
+            "optimizer": {"name": benchmark.optimizer, "learning_rate": self.rate}
+        }
+        if self.variant == "fedprox":
+            local["proximal"] = self.proximal
+        return parse(
+            benchmark.fields
+            | {
+                "rule": rule,
+                "concurrency": self.concurrency,
+                "local": local,
+                "delay": DELAY,
+                "evaluation": {"every_versions": max(1, benchmark.evaluated_every // merged)},
+                "stop": {"updates": self.updates},
+                "retention": {"keep": "bounded", "keep_last": 1, "min_age_seconds": 0},
+                "seed": self.seed,
+            },
+            source=self.title,
+        )
+
+    @property
+    def id(self) -> str:
+        """Readable, and another one for every other spec."""
+        fields = canonical_json(self.spec.model_dump(mode="json"))
+        variant = f"-{self.variant}" if self.variant else ""
+        digest = hashlib.sha256(fields.encode()).hexdigest()[:8]
+        return f"{self.benchmark.name}-{self.method}{variant}-s{self.seed}-{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    profile: Profile
+    rates: Rates
+    seeds: int
+
+    def run(self, benchmark: Benchmark, method: str, seed: int = 0) -> Run:
+        """A benchmark by a method, at the benchmark's own K and Mc."""
+        return Run(
+            benchmark=benchmark,
+            method=method,
+            seed=seed,
+            window=benchmark.window,
+            concurrency=benchmark.concurrency,
+            updates=benchmark.updates,
+            rate=self.rates.of(benchmark, method),
+        )
+
+    @property
+    def sweep(self) -> Benchmark:
+        return self.profile.benchmark(self.profile.sweep)
+
+    def seeded(self, benchmark: Benchmark, method: str) -> list[Run]:
+        return [self.run(benchmark, method, seed) for seed in range(self.seeds)]
+
+    def by_window(self) -> list[Run]:
+        return [
+            replace(self.run(self.sweep, "fedfa-param"), window=window)
+            for window in self.profile.windows
+        ]
+
+    def by_concurrency(self, method: str) -> list[Run]:
+        return [
+            replace(self.run(self.sweep, method), concurrency=concurrency)
+            for concurrency in self.profile.concurrencies
+        ]
+
+    def combined(self, method: str) -> list[Run]:
+        """A method alone, then with each of the paper's local variants."""
+        alone = self.run(self.sweep, method)
+        with_variant = (
+            replace(
+                alone,
+                variant=variant,
+                proximal=self.profile.proximal if variant == "fedprox" else 0.0,
+            )
+            for variant in VARIANTS
+        )
+        return [alone, *with_variant]
+
+    def needed(self, parts: Iterable[Part]) -> list[Run]:
+        """Every run that these parts need, each once."""
+        runs = (run for part in parts for run in self._needed(part))
+        return list({run.id: run for run in runs}.values())
+
+    def _needed(self, part: Part) -> Iterator[Run]:
+        match part:
+            case "table2" | "table3" | "table4" | "fig3" | "fig4":
+                for benchmark in self.profile.benchmarks:
+                    for method in METHODS:
+                        yield from self.seeded(benchmark, method.name)
+            case "table5":
+                for name in SWEPT:
+                    yield from self.by_concurrency(name)
+            case "table6" | "fig6":
+                yield from self.seeded(self.sweep, "fedavg")  # the target
+                for name in COMBINED:
+                    yield from self.combined(name)
+            case "fig1":
+                yield from (self.run(self.sweep, name) for name in PARADIGMS)
+            case "fig5":
+                yield from self.by_window()
+
+    def tuning(self) -> list[Run]:
+        """Every method on every family at each of its three rates, half a budget, its own seed."""
+        families = {one.family: one for one in self.profile.benchmarks}  # the non-IID one is last
+        return [
+            replace(
+                self.run(benchmark, method.name, TUNING_SEED),
+                rate=rate,
+                updates=benchmark.updates // 2,
+            )
+            for benchmark in families.values()
+            for method in METHODS
+            for rate in benchmark.rates
+        ]

@@ -1,0 +1,224 @@
+"""A real run's log, trained again: same jobs, same bases, same order, and the same bytes.
+
+Unlike `fedfa verify`, which merges the stored updates again, this makes every update anew. A log
+that repeats shows that nothing but spec, data and the recorded order made these models.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+from fedfa import history, keys, ledger, manifests
+from fedfa.errors import AlreadyExists, InvalidInput, InvalidSpec
+from fedfa.events import Decision, Job, Merged, Rejected, Update
+from fedfa.ledger import Ledger
+from fedfa.manifests import Committed, ModelRef
+from fedfa.replay import Mismatch
+from fedfa.replica import Replica, decide, merge, needs_base
+from fedfa.simulate.workers import Answer, Workers, usable_cores
+from fedfa.spec import Submitted
+from fedfa.store import DirectoryStore, ObjectStore
+
+JUDGED = ("norm:", "diverged:")  # rejections for what the training made, not for how it arrived
+AHEAD_PER_WORKER = 4  # manifests whose updates may be trained before their turn
+
+
+def repeat(
+    source: ObjectStore,
+    federation: str,
+    root: Path,
+    *,
+    num_workers: int | None = None,
+    threads: int = 1,
+    task_allow: Sequence[str] = (),
+) -> Iterator[Ledger]:
+    """Make a federation's log again in folder `root`; yields each commit once it is the same.
+
+    Raises Mismatch at the first difference. Evaluations are not repeated: the log does not hold
+    them. An interrupted repetition goes on.
+    """
+    store = DirectoryStore(root)
+    submission = _submit(source, store, federation)
+    number = min(num_workers or usable_cores(), submission.spec.concurrency)
+    workers = Workers(root, federation, number=number, threads=threads, task_allow=task_allow)
+    with workers:
+        yield from _Repetition(source, store, submission, workers).run(AHEAD_PER_WORKER * number)
+
+
+def _submit(source: ObjectStore, store: DirectoryStore, federation: str) -> Submitted:
+    submission = manifests.submitted(source, federation)
+    body = source.get(keys.spec(federation))
+    try:
+        store.create(keys.spec(federation), body)
+    except AlreadyExists:
+        if store.get(keys.spec(federation)) != body:
+            raise InvalidSpec(
+                f"{federation} in {store.name} is another run; choose another --out"
+            ) from None
+    return submission
+
+
+class _Repetition:
+    def __init__(
+        self,
+        source: ObjectStore,
+        store: DirectoryStore,
+        submission: Submitted,
+        workers: Workers,
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._submission = submission
+        self._workers = workers
+        self._training: dict[Job, Future[Answer]] = {}
+
+    def run(self, num_ahead: int) -> Iterator[Ledger]:
+        federation = self._submission.federation
+        book = ledger.load(self._store, self._submission)
+        if book is None:
+            book = self._bear(manifests.read(self._source, federation, manifests.FIRST))
+        yield book
+        log = manifests.log(self._source, federation, start=book.head.manifest.n + 1)
+        ahead = deque(islice(log, num_ahead))
+        while ahead:
+            if book.replica is None:
+                raise Mismatch(f"manifest {ahead[0].manifest.n} follows the end of the federation")
+            for committed in ahead:
+                self._train(book, committed)
+            book = self._again(book, book.replica, ahead.popleft())
+            ahead.extend(islice(log, 1))
+            yield book
+
+    def _bear(self, first: Committed) -> Ledger:
+        manifest = first.manifest
+        if manifest.model is None:
+            raise InvalidInput(f"{manifest.federation}: it ended before its first model")
+        answer = self._workers.submit({"do": "initialise"}, urgency=(0,)).result()
+        if answer["digest"] != manifest.model.digest:
+            raise Mismatch(
+                f"version 0: made again it hashes to {answer['digest']}, the log says "
+                f"{manifest.model.digest}; is the data or the code of the task another one?"
+            )
+        birth, vector = ledger.birth_from(self._store.get(answer["key"]))
+        book = ledger.bear(
+            self._store,
+            self._submission,
+            ModelRef(0, answer["key"], answer["digest"]),
+            birth,
+            vector,
+            writer=manifest.writer,
+            now=manifest.at,
+        )
+        return _same(book, first)
+
+    def _train(self, book: Ledger, committed: Committed) -> None:
+        """Have the updates of a manifest trained, as far as their bases are made again."""
+        for index, decision in enumerate(committed.manifest.decisions):
+            update = _trained(decision)
+            if update is None or update.job in self._training:
+                continue
+            if update.base_version <= book.state.version:
+                order = {
+                    "do": "train",
+                    "base": asdict(self._base(update)),
+                    "update": _fields(update),
+                }
+                urgency = (committed.manifest.n, index)
+                self._training[update.job] = self._workers.submit(order, urgency=urgency)
+
+    def _base(self, update: Update) -> ModelRef:
+        federation = self._submission.federation
+        return history.find_model(self._store, federation, update.base_version)
+
+    def _again(self, book: Ledger, replica: Replica, recorded: Committed) -> Ledger:
+        """Take a manifest's decisions again on updates made anew, and commit them."""
+        manifest = recorded.manifest
+        made: list[Decision] = []
+        for decision in manifest.decisions:
+            if decision in made:
+                continue  # a stop that the decision before it brought along
+            update = _trained(decision)
+            if update is None:
+                replica, decisions = decide(replica, decision.event)
+            else:
+                replica, decisions = self._merge(replica, update)
+            made.extend(decisions)
+        for again, decision in zip(made, manifest.decisions, strict=False):
+            if again != decision:
+                raise Mismatch(f"manifest {manifest.n}: now {again}, the log says {decision}")
+        book = ledger.commit(
+            self._store,
+            book,
+            replica,
+            tuple(made),
+            writer=manifest.writer,
+            now=manifest.at,
+        )
+        return _same(book, recorded)
+
+    def _merge(self, replica: Replica, update: Update) -> tuple[Replica, tuple[Decision, ...]]:
+        if update.job not in self._training:
+            raise Mismatch(f"{_name(update)}: its base was not made yet")
+        answer = self._training.pop(update.job).result()
+        template = replica.model.template
+        if "diverged" in answer:
+            raise Mismatch(f"{_name(update)}: {answer['diverged']}")
+        vector = ledger.read_vector(self._store, answer["key"], answer["digest"], template)
+        if answer["digest"] != update.digest:
+            there = ledger.read_vector(self._source, update.key, update.digest, template)
+            apart = abs(vector.floats - there.floats)
+            raise Mismatch(
+                f"{_name(update)}: trained again, {(apart > 0).sum()} of {apart.size} values "
+                f"differ, by at most {apart.max():.3g}; loss {answer['loss']!r}, the log says "
+                f"{update.loss!r}; its trainer may have used another number of torch threads "
+                "(--threads), another device or another release of torch"
+            )
+        base = None
+        if needs_base(replica, update.base_version):
+            base = ledger.read_model(self._store, self._base(update), template)
+        return merge(replica, update, vector, base=base)
+
+
+def _trained(decision: Decision) -> Update | None:
+    """The update of a decision that follows from its training."""
+    match decision.event:
+        case Merged(update):
+            return update
+        case Rejected(update, reason) if reason.startswith(JUDGED):
+            return update
+    return None
+
+
+def _fields(update: Update) -> dict[str, object]:
+    """What the update says of itself, but for what its training brings."""
+    return {
+        "slot": update.job.slot,
+        "generation": update.job.generation,
+        "attempt": update.attempt,
+        "client": update.client,
+        "base_version": update.base_version,
+        "trainer": update.trainer,
+        "started_at": update.started_at,
+        "train_seconds": update.train_seconds,
+        "delay_seconds": update.delay_seconds,
+    }
+
+
+def _name(update: Update) -> str:
+    return (
+        f"slot {update.job.slot}, generation {update.job.generation} ({update.client} from version "
+        f"{update.base_version})"
+    )
+
+
+def _same(book: Ledger, recorded: Committed) -> Ledger:
+    if book.head.digest != recorded.digest:
+        ours, theirs = book.head.manifest, recorded.manifest
+        what = (
+            "its state" if ours.model == theirs.model else f"model {ours.model}, not {theirs.model}"
+        )
+        raise Mismatch(f"manifest {theirs.n}: differs: {what}")
+    return book

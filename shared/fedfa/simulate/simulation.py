@@ -1,0 +1,404 @@
+"""A federation on a virtual clock: the same core, log and files as the services', one process.
+
+A job that opens at time t from version v is decided at t + its client's duration, whatever its
+training really takes. Training depends on base, client and seed alone, so the open jobs are trained
+side by side, ahead of their time. The log and the folder hold all there is to know: a run that was
+interrupted anywhere goes on to the same bytes.
+"""
+
+import heapq
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedfa import history, keys, ledger, manifests, retention
+from fedfa.delays import delay_seconds
+from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
+from fedfa.events import Abandoned, Decision, Job, Stopped, Update
+from fedfa.federation import Federation, Slot, is_evaluation_due
+from fedfa.history import Evaluation
+from fedfa.ledger import Ledger
+from fedfa.manifests import Manifest, ModelRef
+from fedfa.replica import Replica, decide, merge, needs_base
+from fedfa.simulate.durations import train_seconds
+from fedfa.simulate.workers import Answer, Workers, usable_cores
+from fedfa.spec import FederationSpec, KeepBounded, Stop, Submitted
+from fedfa.store import DirectoryStore
+from fedfa.submission import check_id
+from fedfa.tensors import canonical_json, sha256
+
+WRITER = "simulator"
+ATTEMPT = "0000000000000-00000000-000001"  # every job succeeds or fails the same way each time
+JOB_FIELDS = ("slot", "generation")  # of a message; an Update has a Job instead
+BEFORE_ALL = float("-inf")
+SWEEP_EVERY = 25  # commits between two looks for files that retention lets go
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What the virtual time of a run follows from, beside its spec; simulation.json holds it.
+
+    step_seconds: of one optimizer step. threads: torch's, on which the last bits depend.
+    """
+
+    step_seconds: float
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An open job in training: what its update will say of itself, and what came of it.
+
+    turn: decisions are taken in this order. Among equal times, the longest open job goes first.
+    """
+
+    turn: tuple[float, int, int]  # decided at (unix seconds), manifest that opened it, slot
+    job: Job
+    base: ModelRef
+    fields: dict[str, Any]
+    answer: "Future[Answer]"
+
+
+def submit(
+    store: DirectoryStore, spec: FederationSpec, federation: str, *, created_at: float
+) -> Submitted:
+    """Create spec.json, or find the same one there: then the run goes on.
+
+    Its uid follows from the spec, so that two runs of one spec write the same bytes.
+    """
+    fields = canonical_json(spec.model_dump(mode="json"))
+    submission = Submitted(
+        federation=check_id(federation),
+        uid=sha256(fields.encode())[:32],
+        created_at=created_at,
+        spec=spec,
+    )
+    body = submission.model_dump_json(by_alias=True).encode()
+    try:
+        store.create(keys.spec(federation), body)
+    except AlreadyExists:
+        if store.get(keys.spec(federation)) != body:
+            raise InvalidSpec(
+                f"id: {federation} in {store.name} is a run of another spec; choose another --id "
+                "or --out, or delete it"
+            ) from None
+    return submission
+
+
+def clock_of(
+    store: DirectoryStore,
+    federation: str,
+    workers: Workers,
+    *,
+    step_seconds: float | None,
+    threads: int,
+) -> Clock:
+    """The run's clock: what it began with, or else this one. step_seconds None: measure it."""
+    key = f"{federation}/simulation.json"
+    try:
+        known = Clock(**json.loads(store.get(key)))
+    except NotFound:
+        if step_seconds is None:
+            order = {"do": "measure"}
+            step_seconds = workers.submit(order, urgency=(BEFORE_ALL,)).result()["step_seconds"]
+        known = Clock(step_seconds, threads)
+        fields = {"step_seconds": known.step_seconds, "threads": known.threads}
+        store.create(key, canonical_json(fields).encode())
+        return known
+    if step_seconds not in (None, known.step_seconds) or threads != known.threads:
+        raise InvalidSpec(
+            f"{federation} began with --step-seconds {known.step_seconds:g} and --threads "
+            f"{known.threads}; go on with these, or choose another --id"
+        )
+    return known
+
+
+@contextmanager
+def simulation(
+    root: Path,
+    spec: FederationSpec,
+    federation: str,
+    *,
+    num_workers: int | None = None,
+    threads: int = 1,
+    step_seconds: float | None = 0.0,
+    created_at: float = 0.0,
+    with_gradient: bool = False,
+    task_allow: Sequence[str] = (),
+) -> "Iterator[Simulation]":
+    """A federation in folder `root`, begun or taken up again, with its workers.
+
+    num_workers None: one for each core that can be used. step_seconds None: measured. created_at
+    is the unix time at which the virtual clock starts.
+    """
+    store = DirectoryStore(root)
+    submission = submit(store, spec, federation, created_at=created_at)
+    number = min(num_workers or usable_cores(), spec.concurrency)
+    workers = Workers(root, federation, number=number, threads=threads, task_allow=task_allow)
+    with workers:
+        clock = clock_of(store, federation, workers, step_seconds=step_seconds, threads=threads)
+        yield Simulation(store, submission, workers, clock, with_gradient=with_gradient)
+
+
+class Simulation:
+    """One federation in a folder. Iterate over `run()`: each commit as it is made."""
+
+    def __init__(
+        self,
+        store: DirectoryStore,
+        submission: Submitted,
+        workers: Workers,
+        clock: Clock,
+        *,
+        with_gradient: bool = False,
+    ) -> None:
+        """with_gradient: evaluations also measure squared_gradient_norm, of the whole objective."""
+        self._store = store
+        self._submission = submission
+        self._workers = workers
+        self._clock = clock
+        self._with_gradient = with_gradient
+        self._flights: list[tuple[tuple[float, int, int], Flight]] = []  # a heap
+        self._evaluating: dict[int, tuple[float, ModelRef, Future[Answer]]] = {}
+        self.evaluations: dict[int, Evaluation] = {}  # by version
+        self._num_commits = 0
+
+    @property
+    def stop(self) -> Stop:
+        return self._submission.spec.stop
+
+    @property
+    def created_at(self) -> float:
+        return self._submission.created_at
+
+    def run(self) -> Iterator[Ledger]:
+        """Run to the end, from wherever the folder's log ends. Raises TaskFailed."""
+        book = ledger.load(self._store, self._submission)
+        if book is None:
+            book = self._bear()
+            self._begin_evaluation(book.head.manifest)
+            self._take_off(book, _opened(book.head.manifest))
+        else:
+            self._go_on(book)
+        yield book
+        while book.replica is not None:
+            book = self._next(book, book.replica)
+            self._begin_evaluation(book.head.manifest)
+            self._take_off(book, _opened(book.head.manifest))
+            self._finish_evaluations(wait=False)
+            self._sweep(book)
+            yield book
+        self._finish_evaluations()
+        self._sweep(book)
+
+    # -- one event -------------------------------------------------------------------------------
+
+    def _next(self, book: Ledger, replica: Replica) -> Ledger:
+        """The next commit: a stop that is due, or the decision about the next update."""
+        stop, now = self.stop, book.head.manifest.at
+        if stop.target is not None:
+            self._finish_evaluations()
+            if (reached := self._reached()) is not None:
+                value = f"{stop.target.metric} {reached.metrics[stop.target.metric]:.4f}"
+                reason = f"{value} reached the target {stop.target.value:g}"
+                event = Stopped("finished", reason, reached.version)
+                return self._commit(book, *decide(replica, event), now)
+        turn, flight = self._flights[0]
+        at = turn[0]
+        if stop.wall_seconds is not None:
+            end = self.created_at + stop.wall_seconds
+            if at >= end:
+                reason = f"{stop.wall_seconds:g} s since its submission have passed"
+                event = Stopped("finished", reason, replica.version)
+                return self._commit(book, *decide(replica, event), max(now, end))
+        answer = flight.answer.result()
+        heapq.heappop(self._flights)
+        return self._commit(book, *self._decide(replica, flight, answer), at)
+
+    def _decide(
+        self, replica: Replica, flight: Flight, answer: Answer
+    ) -> tuple[Replica, tuple[Decision, ...]]:
+        if "diverged" in answer:  # as it would at every attempt
+            return decide(replica, Abandoned(flight.job, answer["diverged"]))
+        said = {name: flight.fields[name] for name in flight.fields if name not in JOB_FIELDS}
+        update = Update(job=flight.job, **said, **answer)
+        template = replica.model.template
+        vector = ledger.read_vector(self._store, update.key, update.digest, template)
+        base = None
+        if needs_base(replica, update.base_version):
+            base = ledger.read_model(self._store, flight.base, template)
+        return merge(replica, update, vector, base=base)
+
+    def _commit(
+        self, book: Ledger, replica: Replica, decisions: tuple[Decision, ...], now: float
+    ) -> Ledger:
+        self._num_commits += 1
+        return ledger.commit(self._store, book, replica, decisions, writer=WRITER, now=now)
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    def _take_off(self, book: Ledger, opened: dict[Job, Manifest]) -> None:
+        """Have the jobs trained that these manifests opened, if they are open still."""
+        for job, slot in _open_jobs(book):
+            manifest = opened.get(job)
+            if manifest is not None:
+                assert manifest.model is not None
+                assert manifest.model.version == slot.opened_at
+                flight = self._flight(book, job, slot.client, manifest)
+                heapq.heappush(self._flights, (flight.turn, flight))
+
+    def _flight(self, book: Ledger, job: Job, client: str, opening: Manifest) -> Flight:
+        assert book.replica is not None
+        assert opening.model is not None
+        federation, base = book.replica.federation, opening.model
+        spec = federation.spec
+        training = train_seconds(
+            spec,
+            federation.clients[federation.index[client]],
+            step_seconds=self._clock.step_seconds,
+        )
+        delay = delay_seconds(spec.delay, seed=spec.seed, client=client)
+        fields = {
+            "slot": job.slot,
+            "generation": job.generation,
+            "attempt": ATTEMPT,
+            "client": client,
+            "base_version": base.version,
+            "trainer": f"slot-{job.slot}",
+            "started_at": opening.at,
+            "train_seconds": training,
+            "delay_seconds": delay,
+        }
+        turn = (opening.at + (training + delay), opening.n, job.slot)
+        order = {"do": "train", "base": asdict(base), "update": fields}
+        return Flight(turn, job, base, fields, self._workers.submit(order, urgency=turn))
+
+    def _bear(self) -> Ledger:
+        order = {"do": "initialise"}
+        answer = self._workers.submit(order, urgency=(BEFORE_ALL,)).result()
+        body = self._store.get(answer["key"])
+        birth, vector = ledger.birth_from(body)
+        reason = ledger.why_unborn(self._submission, birth)
+        now = self.created_at
+        if reason is not None:
+            return ledger.stillborn(
+                self._store,
+                self._submission,
+                status="failed",
+                reason=reason,
+                writer=WRITER,
+                now=now,
+            )
+        model = ModelRef(0, answer["key"], answer["digest"])
+        return ledger.bear(
+            self._store, self._submission, model, birth, vector, writer=WRITER, now=now
+        )
+
+    def _go_on(self, book: Ledger) -> None:
+        """Take the run up where its log ends: open jobs, and evaluations that are missing."""
+        federation = self._submission.federation
+        prefix = keys.evaluation(federation, 0).removesuffix("0.json")
+        for info in self._store.list(prefix):
+            evaluation = history.read_evaluation(self._store, info.key)
+            self.evaluations[evaluation.version] = evaluation
+        opened: dict[Job, Manifest] = {}
+        for committed in manifests.log(self._store, federation):
+            manifest = committed.manifest
+            opened |= _opened(manifest)
+            self._begin_evaluation(manifest)
+        self._take_off(book, opened)
+
+    # -- evaluations -----------------------------------------------------------------------------
+
+    def _begin_evaluation(self, manifest: Manifest) -> None:
+        """Have the version of this manifest evaluated if it is due and was not already."""
+        model = manifest.model
+        value = Federation(self._submission.spec, (), manifest.state)
+        if (
+            model is not None
+            and is_evaluation_due(value, model.version)
+            and model.version not in self.evaluations
+            and model.version not in self._evaluating
+        ):
+            order = {
+                "do": "evaluate",
+                "model": asdict(model),
+                "with_gradient": self._with_gradient,
+            }
+            answer = self._workers.submit(order, urgency=(BEFORE_ALL,))
+            self._evaluating[model.version] = (manifest.at, model, answer)
+
+    def _finish_evaluations(self, *, wait: bool = True) -> None:
+        """Write the results that are there, or all once they are."""
+        for version in sorted(self._evaluating):
+            at, _, answer = self._evaluating[version]
+            if not (wait or answer.done()):
+                continue
+            fields = {"version": version, "at": at, "trainer": WRITER} | answer.result()["result"]
+            key = keys.evaluation(self._submission.federation, version)
+            with suppress(AlreadyExists):  # the run was interrupted right here
+                self._store.create(key, canonical_json(fields).encode())
+            self.evaluations[version] = history.read_evaluation(self._store, key)
+            del self._evaluating[version]
+
+    def _reached(self) -> Evaluation | None:
+        target = self.stop.target
+        if target is None:
+            return None
+        for version in sorted(self.evaluations):
+            value = self.evaluations[version].metrics.get(target.metric)
+            if value is not None and value >= target.value:
+                return self.evaluations[version]
+        return None
+
+    # -- retention -------------------------------------------------------------------------------
+
+    def _sweep(self, book: Ledger) -> None:
+        """Delete what retention lets go, but for what open jobs and evaluations start from."""
+        policy = self._submission.spec.retention
+        is_due = self._num_commits % SWEEP_EVERY == 0 or book.replica is None
+        if not isinstance(policy, KeepBounded) or not is_due:
+            return
+        federation, head = self._submission.federation, book.head
+        if head.manifest.model is None:
+            return
+        commits = retention.recent(manifests.backwards(self._store, head), policy.keep_last)
+        models = list(self._store.list(keys.models(federation)))
+        old = {keys.version_of(federation, info.key) for info in models} - {None}
+        wanted = retention.to_evaluate(
+            policy,
+            self._submission.spec,
+            head.manifest,
+            sorted(version for version in old if version is not None),
+            oldest=commits[-1].model.version,
+        )
+        known = {v: self.evaluations[v] for v in wanted if v in self.evaluations}
+        kept = retention.keep(
+            policy,
+            self._submission.spec,
+            head.manifest,
+            commits,
+            waiting=[version for version in wanted if version not in known],
+            evaluations=known,
+        )
+        awaited = {model.key for _, model, _ in self._evaluating.values()}
+        awaited |= {flight.base.key for _, flight in self._flights}  # also to go on after a kill
+        for info in [*models, *self._store.list(keys.updates(federation))]:
+            if info.key not in awaited and not kept.holds(info.key):
+                self._store.delete(info.key)
+
+
+def _open_jobs(book: Ledger) -> list[tuple[Job, Slot]]:
+    return [] if book.replica is None else book.replica.federation.open_jobs()
+
+
+def _opened(manifest: Manifest) -> dict[Job, Manifest]:
+    """The jobs that a manifest opened."""
+    if manifest.n == manifests.FIRST:
+        slots = enumerate(manifest.state.slots)
+        return {Job(number, slot.generation): manifest for number, slot in slots}
+    return {one.job: manifest for decision in manifest.decisions for one in decision.opened}

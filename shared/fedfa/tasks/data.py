@@ -1,0 +1,46 @@
+"""Where a task's data and pre-trained models lie on a trainer, and fetching them from a bucket."""
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from fedfa import store
+from fedfa.errors import InvalidData
+from fedfa.settings import StoreSettings
+
+MAX_OBJECT_BYTES = 1 << 30
+
+
+def place(location: str) -> Path:
+    """The local path of what a spec names: below FEDFA_DATA unless absolute, or s3://bucket/prefix.
+
+    Nothing says yet that it exists.
+    """
+    if location.startswith("s3://"):
+        return _fetched(location)
+    return Path(os.environ.get("FEDFA_DATA", "data")) / location
+
+
+def _fetched(location: str) -> Path:
+    """A local copy of an object, or of all objects under a prefix; fetched once per machine."""
+    parts = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.*[^/])/*", location)
+    if parts is None:
+        raise InvalidData(f"task.options: {location}: expected s3://bucket/prefix")
+    bucket, prefix = parts.groups()
+    source = store.from_settings(StoreSettings(bucket=bucket))
+    root = (
+        Path(tempfile.gettempdir()) / "fedfa-data" / hashlib.sha256(location.encode()).hexdigest()
+    )
+    for found in source.list(prefix):
+        inside = Path(found.key.removeprefix(prefix).lstrip("/") or Path(prefix).name)
+        if not f"{found.key}/".startswith(f"{prefix}/") or ".." in inside.parts:
+            continue  # a sibling whose name starts alike, or a key that would leave the folder
+        file = root / inside
+        if not file.exists() or file.stat().st_size != found.size_bytes:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
+                partial.write(source.get(found.key, max_bytes=MAX_OBJECT_BYTES))
+            os.replace(partial.name, file)  # another trainer may be fetching the same
+    return root

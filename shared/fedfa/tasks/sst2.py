@@ -1,0 +1,96 @@
+"""SST-2: LoRA on a frozen, pre-trained BERT (the paper: rank 1, alpha 1), GLUE's files.
+
+`data` has train.tsv and dev.tsv, plain or gzipped: a header, then sentence, tab, label. Only the
+adapter's matrices and the classifier's head are trained, exchanged and exported. The server
+averages A and B each for itself, and mean(B) mean(A) is not the mean of the clients' products B A:
+the usual practice, which costs nothing extra and is exact only if the clients share one of them.
+"""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+from peft import LoraConfig, TaskType, get_peft_model
+from pydantic import Field
+from torch import nn
+
+from fedfa.errors import InvalidData
+from fedfa.partition import split
+from fedfa.spec import FederationSpec
+from fedfa.tasks.base import options
+from fedfa.tasks.data import place
+from fedfa.tasks.text import Sentences, TextClassification, TextOptions
+
+
+class Sst2Options(TextOptions):
+    data: str = Field(
+        default="sst2",
+        min_length=1,
+        description="where train.tsv and dev.tsv are: below FEDFA_DATA, or s3://bucket/prefix",
+    )
+    model: str = Field(
+        default="models/bert-base-uncased",
+        min_length=1,
+        description="the pre-trained model's folder: below FEDFA_DATA, or s3://bucket/prefix",
+    )
+    lora_rank: int = Field(default=1, ge=1)
+    lora_alpha: int = Field(default=1, ge=1, description="the update B A is scaled by alpha / rank")
+
+
+class Sst2(TextClassification):
+    def __init__(self, spec: FederationSpec) -> None:
+        self.options = chosen = options(spec, Sst2Options)
+        root = place(chosen.data)
+        train, test = read(root, "train"), read(root, "dev")
+        shards = split(np.array(train.labels), spec.partition, spec.clients or 0, spec.seed)
+        clients = {
+            f"client-{number:04d}": Sentences(
+                [train.texts[index] for index in shard], [train.labels[index] for index in shard]
+            )
+            for number, shard in enumerate(shards)
+        }
+        super().__init__(spec, chosen, train=clients, test=test)
+
+    def network(self) -> nn.Module:
+        """LoRA on the projections that peft chooses for the architecture: BERT's query and value.
+
+        The head is trained whole: the classifier, and a pooler that the pre-trained weights lack,
+        which nobody could draw again in the same way from the exported adapter alone.
+        """
+        model, head = self.pretrained()
+        lora = LoraConfig(
+            task_type=TaskType.SEQ_CLS,
+            r=self.options.lora_rank,
+            lora_alpha=self.options.lora_alpha,
+            modules_to_save=head,
+        )
+        return get_peft_model(model, lora)
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        # "auto" would look the base model up on a hub
+        model.save_pretrained(folder, save_embedding_layers=False)  # type: ignore[operator]
+        self._tokenizer.save_pretrained(folder)
+
+
+def read(root: Path, part: str) -> Sentences:
+    """The sentences of train or dev."""
+    file = next((f for f in (root / f"{part}.tsv", root / f"{part}.tsv.gz") if f.is_file()), None)
+    if file is None:
+        raise InvalidData(
+            f"no {part}.tsv or {part}.tsv.gz at {root}; put GLUE's SST-2 there, or name its folder "
+            "or s3:// prefix in the spec as task.options.data; FEDFA_DATA says where names begin"
+        )
+    try:
+        body = file.read_bytes()
+        text = (gzip.decompress(body) if file.suffix == ".gz" else body).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InvalidData(f"{file}: cannot be read: {error}") from error
+    header, *lines = text.replace("\r\n", "\n").split("\n")  # splitlines() knows more ends
+    rows = [line.rsplit("\t", 1) for line in lines if line]
+    wrong = [number for number, row in enumerate(rows, 2) if row[1:] not in (["0"], ["1"])]
+    if header.split("\t") != ["sentence", "label"] or wrong or not rows:
+        raise InvalidData(
+            f"{file}: line {wrong[0] if wrong else 1} is not as expected: a header "
+            "sentence<TAB>label, then one sentence, a tab and 0 or 1 on each line"
+        )
+    return Sentences([sentence for sentence, _ in rows], [int(label) for _, label in rows])

@@ -1,0 +1,64 @@
+"""A run of the real services, trained again in the simulator: the same bytes from the log alone."""
+
+from pathlib import Path
+
+import pytest
+
+from fedfa import manifests, submission
+from fedfa.broker import Publisher
+from fedfa.events import Merged
+from fedfa.local.stack import LocalStack
+from fedfa.simulate.repetition import repeat
+from fedfa.spec import parse
+from fedfa.store import DirectoryStore
+from fedfa.topology import EVENTS
+from tests.services.driver import wait_for
+
+SPEC = {
+    "task": {"name": "digits"},
+    "rule": {"name": "fedfa-delta", "window": 3},
+    "concurrency": 4,
+    "clients": 8,
+    "partition": {"kind": "dirichlet", "alpha": 0.5},
+    "local": {"epochs": 2, "optimizer": {"name": "sgd", "learning_rate": 0.1}},
+    "delay": {"distribution": "pareto", "unit_seconds": 0.2},
+    "evaluation": {"every_versions": 10},
+    "stop": {"updates": 30},
+}
+
+
+def test_a_real_runs_log_is_trained_again_to_identical_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    monkeypatch.setenv("FEDFA_TRAINER_TORCH_THREADS", "1")  # the last bits depend on it
+    with LocalStack(tmp_path / "stack", trainers=2, jobs_per_trainer=2) as stack:
+        store = stack.store()
+        submitted = submission.submit(store, parse(SPEC), "real")
+        publisher = Publisher(stack.broker_settings(), name="test")
+        hint = submission.start_message(submitted)
+        publisher.publish(hint, EVENTS, timeout_seconds=20)
+        publisher.close()
+
+        def has_ended() -> bool:
+            newest = manifests.newest(store, "real")
+            return newest is not None and newest.manifest.state.status == "finished"
+
+        wait_for(has_ended, seconds=700)
+        # when
+        again = list(repeat(store, "real", tmp_path / "again", num_workers=2, threads=1))
+        # then
+        recorded = [committed.digest for committed in manifests.log(store, "real")]
+        assert [book.head.digest for book in again] == recorded
+        models = {key.key for key in store.list("real/models/")}
+    ours = DirectoryStore(tmp_path / "again")
+    assert {info.key for info in ours.list("real/models/")} == models
+    updates = [
+        decision.event.update
+        for committed in manifests.log(ours, "real")
+        for decision in committed.manifest.decisions
+        if isinstance(decision.event, Merged)
+    ]
+    assert len(updates) == 30
+    assert any(update.base_version > 0 for update in updates)
+    assert len({update.trainer for update in updates}) == 2

@@ -1,0 +1,214 @@
+"""The paper's evaluation: its plan, what it reads out of logs, and a small one made for real."""
+
+import csv
+import io
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedfa import manifests
+from fedfa.cli.paper import What
+from fedfa.history import HistoryReader
+from fedfa.paper import figures, outcomes, plan, profiles, runner, tables
+from fedfa.paper.outcomes import Outcome, Point
+from fedfa.paper.plan import PARTS, Plan, Run
+from fedfa.paper.profiles import CPU, DIGITS, FULL, METHODS, Profile, Rates
+from fedfa.store import DirectoryStore
+
+TINY = tuple(
+    replace(
+        benchmark,
+        fields=benchmark.fields | {"clients": 8, "local": {"steps": 2, "batch_size": 32}},
+        concurrency=4,
+        window=2,
+        updates=16,
+    )
+    for benchmark in DIGITS
+)
+SMALL = replace(CPU, benchmarks=TINY, sweep="digits-noniid", concurrencies=(4, 8), windows=(1, 2))
+
+
+def test_the_command_knows_every_part() -> None:
+    assert [what.value for what in What] == [*PARTS, "all", "tune"]
+
+
+@pytest.mark.parametrize(
+    "profile", [CPU, FULL, replace(CPU, benchmarks=DIGITS, sweep=TINY[0].name)]
+)
+def test_every_run_of_every_profile_is_a_valid_spec_and_made_once(profile: Profile) -> None:
+    # given
+    whole = Plan(profile, Rates(), seeds=3)
+    # when
+    runs = whole.needed(PARTS)
+    # then
+    assert len({run.id for run in runs}) == len(runs)
+    assert len({run.spec.model_dump_json() for run in runs}) == len(runs)
+    by_part = [run.id for part in PARTS for run in whole.needed([part])]
+    assert set(by_part) == {run.id for run in runs}
+    assert len(by_part) > 1.5 * len(runs)  # tables share them
+
+
+def test_every_method_is_evaluated_after_the_same_number_of_client_updates() -> None:
+    whole = Plan(FULL, Rates(), seeds=1)
+    for benchmark in FULL.benchmarks:
+        for method in METHODS:
+            run = whole.run(benchmark, method.name)
+            per_version = {"one": 1, "window": run.window, "round": run.concurrency}
+            every = run.spec.evaluation.every_versions * per_version[method.merges]
+            assert 0.5 * run.concurrency < every <= run.concurrency
+
+
+def test_the_literal_step_is_server_lr_k() -> None:
+    spec = Plan(FULL, Rates(), 1).run(FULL.benchmarks[0], "fedfa-delta-literal").spec
+    assert spec.rule.model_dump()["server_lr"] == FULL.benchmarks[0].window
+
+
+def test_tuning_gives_every_method_the_same_search_on_a_seed_that_is_not_reported() -> None:
+    runs = Plan(CPU, Rates(), seeds=3).tuning()
+    searched = {(run.benchmark.family, run.method): set[float]() for run in runs}
+    for run in runs:
+        searched[run.benchmark.family, run.method].add(run.rate)
+        assert run.seed == profiles.TUNING_SEED
+    families = {benchmark.family: benchmark for benchmark in CPU.benchmarks}
+    assert len(searched) == len(families) * len(METHODS)
+    for (family, _), rates in searched.items():
+        assert rates == set(families[family].rates)
+
+
+def test_committed_rates_were_searched() -> None:
+    for profile in (CPU, FULL):
+        found = profiles.tuned(profile.name).found
+        families = {benchmark.family: benchmark for benchmark in (*profile.benchmarks, *DIGITS)}
+        for family, rates in found.items():
+            for method, rate in rates.items():
+                assert method in profiles.METHOD
+                assert rate in families[family].rates
+
+
+# -- what is read out of the runs ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan, dict[str, Outcome]]:
+    """The runs of table 6 and figure 1, for real."""
+    folder = tmp_path_factory.mktemp("paper")
+    whole = Plan(SMALL, Rates(), seeds=1)
+    runs = whole.needed(["table6", "fig1"])
+    ended = [
+        progress.finished
+        for progress in runner.make(folder, runs, num_at_once=2)
+        if progress.finished is not None
+    ]
+    assert {run.id for run in ended} == {run.id for run in runs}
+    return folder, whole, {run.id: outcomes.read(folder, run) for run in runs}
+
+
+@pytest.mark.timeout(400)
+def test_finished_runs_are_not_made_again(made: Any) -> None:
+    folder, whole, _ = made
+    runs = whole.needed(["table6", "fig1"])
+    assert runner.missing(folder, runs) == []
+    another = replace(runs[0], seed=5)
+    assert runner.missing(folder, [*runs, another]) == [another]
+
+
+@pytest.mark.timeout(400)
+def test_points_are_the_logs_own(made: Any) -> None:
+    folder, whole, found = made
+    store = DirectoryStore(folder)
+    for outcome in found.values():
+        history = HistoryReader(store, outcome.run.id).refresh()
+        assert history.state is not None
+        assert history.state.num_merged == outcome.run.updates
+        assert [p.accuracy for p in outcome.points] == [
+            evaluation.metrics["accuracy"] for evaluation in history.evaluations
+        ]
+        # in virtual seconds: when the manifest was committed that made the version
+        born = {
+            m.manifest.state.version: m.manifest.at for m in manifests.log(store, outcome.run.id)
+        }
+        first: dict[int, float] = {}
+        for committed in manifests.log(store, outcome.run.id):
+            first.setdefault(committed.manifest.state.version, committed.manifest.at)
+        assert born.keys() == first.keys()
+        assert [p.seconds for p in outcome.points] == [
+            first[evaluation.version] for evaluation in history.evaluations
+        ]
+    fedavg = found[whole.run(whole.sweep, "fedavg").id]
+    assert [point.rounds for point in fedavg.points] == [0, 1, 2, 3, 4]
+    fedfa = found[whole.run(whole.sweep, "fedfa-delta").id]
+    assert fedfa.points[-1].rounds == 4
+    assert fedfa.points[-1].seconds < fedavg.points[-1].seconds
+
+
+@pytest.mark.timeout(400)
+def test_tables_and_figures_are_made_of_real_runs(made: Any) -> None:
+    _, whole, found = made
+    targets = {whole.sweep.name: outcomes.target([found[whole.run(whole.sweep, "fedavg").id]])}
+    table = tables.draw("table6", whole, found, targets)
+    assert [row[0] for row in table.rows] == [
+        "FedAvg",
+        "FedAvg with FedProx",
+        "FedAvg with FedNova",
+        "FedFa-Delta",
+        "FedFa-Delta with FedProx",
+        "FedFa-Delta with FedNova",
+    ]
+    records = list(csv.DictReader(io.StringIO(table.csv)))
+    assert len(records) == 18
+    assert float(records[0]["mean"]) <= 4  # rounds: FedAvg reaches its own target
+    for part in ("fig1", "fig2", "fig6"):
+        assert figures.draw(part, whole, found, targets).startswith(b"\x89PNG")
+
+
+# -- tables from known numbers -------------------------------------------------------------------
+
+
+def outcome(run: Run, *accuracies: float, pace: float) -> Outcome:
+    """Evaluated after every round; pace: seconds a round."""
+    points = tuple(Point(at * pace, float(at), value) for at, value in enumerate(accuracies))
+    return Outcome(run, points, None, "")  # type: ignore[arg-type]  # no table looks at the log
+
+
+def test_time_and_rounds_to_the_target_are_means_over_the_seeds_that_reach_it() -> None:
+    # given
+    whole = Plan(replace(SMALL, benchmarks=TINY[:1], sweep=TINY[0].name), Rates(), seeds=2)
+    found = {}
+    for method in METHODS:
+        for run in whole.seeded(TINY[0], method.name):
+            found[run.id] = outcome(run, 0.1, 0.2, 0.3, pace=1.0)
+    for run, pace in zip(whole.seeded(TINY[0], "fedavg"), (10.0, 20.0), strict=True):
+        found[run.id] = outcome(run, 0.1, 0.5, 0.8, pace=pace)
+    for run, last in zip(whole.seeded(TINY[0], "fedfa-delta"), (0.9, 0.4), strict=True):
+        found[run.id] = outcome(run, 0.1, 0.3, last, pace=3.0)
+    goal = outcomes.target([found[run.id] for run in whole.seeded(TINY[0], "fedavg")])
+    # when
+    times = tables.draw("table2", whole, found, {TINY[0].name: goal})
+    rounds = tables.draw("table3", whole, found, {TINY[0].name: goal})
+    # then
+    assert goal == 0.776  # 97 % of 0.8, rounded down
+    shown = {row[0]: row[1] for row in times.rows}
+    deviation = statistics.stdev([20.0, 40.0])
+    assert shown["FedAvg"] == f"30.0 ± {deviation:.1f} (1.0x)"
+    assert shown["FedFa-Delta"] == "6.0 [1 of 2] (5.0x)"
+    assert shown["Port"] == "not reached"
+    assert {row[0]: row[1] for row in rounds.rows}["FedFa-Delta"] == "2.0 [1 of 2] (1.0x)"
+    assert "| FedFa-Delta | 6.0 [1 of 2] (5.0x) |" in times.markdown
+
+
+def test_a_run_that_ended_early_counts_as_failing_from_then_on() -> None:
+    run = Plan(SMALL, Rates(), 1).run(TINY[0], "fedfa-delta-literal")
+    whole = outcome(run, 0.1, 0.4, 0.4, 0.4, 0.4, pace=1.0)
+    cut = outcome(run, 0.1, 0.4, pace=1.0)
+    assert (whole.mean, cut.mean) == (0.4, 0.1)
+
+
+def test_committed_tuning_is_yaml_of_known_profiles() -> None:
+    text = (Path(plan.__file__).parent / "tuned.yaml").read_text()
+    assert set(yaml.safe_load(text)) == {"cpu", "full"}
+    json.dumps(yaml.safe_load(text))
