@@ -387,8 +387,10 @@ def test_a_narrow_resnet_starts_with_the_spread_of_the_wide_one():
             fan = module.out_channels * module.kernel_size[0] ** 2
             other = narrow.get_submodule(name)
             other_fan = other.out_channels * other.kernel_size[0] ** 2
-            spread = module.weight.std() * fan**0.5
-            assert other.weight.std() * other_fan**0.5 == pytest.approx(spread, rel=0.2), name
+            spread = module.weight.std().item() * fan**0.5
+            assert other.weight.std().item() * other_fan**0.5 == pytest.approx(spread, rel=0.2), (
+                name
+            )
 
 
 @pytest.mark.services
