@@ -66,7 +66,8 @@ def files() -> dict[Path, str]:
 if __name__ == "__main__":
     stale = [p for p, text in files().items() if not p.exists() or p.read_text() != text]
     if "--check" in sys.argv:
-        print(*(f"{path} is not up to date: python k8s/generate.py" for path in stale), sep="\n")
+        for path in stale:
+            print(f"{path} is not up to date: python k8s/generate.py")
         raise SystemExit(1 if stale else 0)
     for path in stale:
         path.write_text(files()[path])

@@ -47,6 +47,6 @@ for service in aggregator scheduler trainer cli; do
         --build-arg BASE="$base" --build-arg TORCH="${TORCH:-cpu}" \
         --build-arg VERSION="$version" --build-arg REVISION="$revision" \
         ${BUILD_FLAGS:-} --file "$file" --tag "$registry/fedfa-$service:$tag" . > /dev/null
-    size=$(buildah inspect --type image --format '{{.Docker.Size}}' "$registry/fedfa-$service:$tag" 2> /dev/null || true)
-    echo "$registry/fedfa-$service:$tag ${size:+$((size / 1000000)) MB}"
+    size=$(buildah images --format '{{.Size}}' "$registry/fedfa-$service:$tag")
+    echo "$registry/fedfa-$service:$tag $size"
 done

@@ -494,7 +494,7 @@ def test_the_federations_of_the_chart_are_valid_specs(rendered: dict[str, Object
 
 def test_helm_test_runs_the_doctor_and_then_a_federation(rendered: dict[str, Objects]) -> None:
     tests = [
-        (each["metadata"]["annotations"].get("helm.sh/hook-weight", "0"), pod["containers"][0]["args"][0])
+        (each["metadata"]["annotations"].get("helm.sh/hook-weight", "0"), pod["containers"][0]["args"][0].strip())
         for each, pod, _ in pods(rendered["minimal"])
         if each["kind"] == "Pod"
     ]
