@@ -1,7 +1,7 @@
 """Write what the chart repeats: its README from values.yaml, its alerts from docs/alerts.yaml.
 
-    python k8s/generate.py           # write
-    python k8s/generate.py --check   # end with 1 if something is not up to date
+python k8s/generate.py           # write
+python k8s/generate.py --check   # end with 1 if something is not up to date
 """
 
 import json
@@ -15,9 +15,9 @@ CHART = Path(__file__).parent / "fedfa"
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# The FedFa chart
 
-Aggregator, scheduler and pools of trainers on Kubernetes 1.30 or newer. How to install, scale and upgrade it,
-and the production checklist: [docs/kubernetes.md](../../docs/kubernetes.md). A file of values for each
-common case: [ci](ci). Unknown and misspelt values are refused.
+Aggregator, scheduler and pools of trainers on Kubernetes 1.30 or newer. How to install, scale and
+upgrade it, and the production checklist: [docs/kubernetes.md](../../docs/kubernetes.md). A file of
+values for each common case: [ci](ci). Unknown and misspelt values are refused.
 
 Generated from [values.yaml](values.yaml) by `k8s/generate.py`.
 
@@ -39,7 +39,9 @@ def _rows(node: yaml.MappingNode, lines: list[str]) -> Iterator[tuple[str, str, 
     """(dotted name, default as JSON, comment) of every value that is not just a group of values."""
     for key, value in node.value:
         comment = _comment_above(key.start_mark.line, lines)
-        is_group = isinstance(value, yaml.MappingNode) and bool(value.value) and not value.flow_style
+        is_group = (
+            isinstance(value, yaml.MappingNode) and bool(value.value) and not value.flow_style
+        )
         if comment or not is_group:
             default = json.dumps(yaml.safe_load(yaml.serialize(value))).replace("|", "\\|")
             yield key.value, "..." if is_group else default, comment.replace("|", "\\|")

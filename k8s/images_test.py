@@ -1,11 +1,12 @@
 """Run what the chart renders as real pods: podman, the images, a RabbitMQ and an S3 server.
 
 A federation of digits is trained while every pod is killed once; then it is verified. Afterwards a
-trainer gets SIGTERM in the middle of a long job, and must have handed it back within 5 s. Each component
-has the broker user that k8s/rabbitmq-users.sh made for it. `make images-test` runs this, as root.
+trainer gets SIGTERM in the middle of a long job, and must have handed it back within 5 s. Each
+component has the broker user that k8s/rabbitmq-users.sh made for it. `make images-test` runs this,
+as root.
 
-podman has no Services, probes, projected volumes and pod networks: pods share the host's network, each with a
-port of its own, and their secrets are a folder. Everything else is as rendered.
+podman has no Services, probes, projected volumes and pod networks: pods share the host's network,
+each with a port of its own, and their secrets are a folder. Everything else is as rendered.
 """
 
 import argparse
@@ -80,7 +81,6 @@ class Trial:
         for component in COMPONENTS:
             before = self._num_decided(name)
             self._kill(component)
-            # The scheduler must have waited a whole lease time before it counts a killed trainer out.
             await_true(
                 lambda: self._num_decided(name) >= before + 4,  # noqa: B023 # called at once
                 f"no merge after {component} was killed",
@@ -168,7 +168,8 @@ class Trial:
             for path, text in rendered.items()
             if path.endswith(".yaml")
             for each in yaml.safe_load_all(text)
-            if each and each["kind"] in ("ConfigMap", "Deployment")
+            if each
+            and each["kind"] in ("ConfigMap", "Deployment")
             and "helm.sh/hook" not in each["metadata"].get("annotations", {})
         ]
         for each in objects:
@@ -195,7 +196,8 @@ class Trial:
             variable["value"] = f"{RELEASE}-{component}"
         secrets_volume = {"path": str(self._folder / "secrets" / component), "type": "Directory"}
         pod["volumes"] = [
-            {"name": each["name"], "hostPath": secrets_volume} if "projected" in each
+            {"name": each["name"], "hostPath": secrets_volume}
+            if "projected" in each
             else {"name": each["name"], "emptyDir": {}}
             for each in pod["volumes"]
         ]
@@ -215,8 +217,10 @@ class Trial:
         """A trainer that sleeps out a delay of minutes is told to end."""
         name = self._submit(SPEC | LONG_DELAY)
         await_true(
-            lambda: len(self._held("trainer-one")) + len(self._held("trainer-two")) == 4
-            and any(job["phase"] == "delaying" for job in self._held("trainer-one")),
+            lambda: (
+                len(self._held("trainer-one")) + len(self._held("trainer-two")) == 4
+                and any(job["phase"] == "delaying" for job in self._held("trainer-one"))
+            ),
             "no job is held",
         )
         held = len(self._held("trainer-one"))
@@ -281,7 +285,9 @@ class Trial:
     def _released(self) -> int:
         lines = self._get("scheduler", "/metrics").splitlines()
         return sum(
-            int(float(line.split()[1])) for line in lines if line.startswith("fedfa_jobs_released_total")
+            int(float(line.split()[1]))
+            for line in lines
+            if line.startswith("fedfa_jobs_released_total")
         )
 
 
@@ -299,7 +305,9 @@ def podman(*arguments: str) -> str:
     return done.stdout
 
 
-def await_true(condition: Callable[[], bool], otherwise: str, seconds: float = START_SECONDS) -> None:
+def await_true(
+    condition: Callable[[], bool], otherwise: str, seconds: float = START_SECONDS
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -47,7 +47,7 @@ RABBITMQ = yaml.safe_load((Path(__file__).parent / "rabbitmq.yaml").read_text())
 each_scenario = pytest.mark.parametrize("name", sorted(SCENARIOS))
 
 
-# kubernetes_validate.validate reads megabytes for each object; these are its strict schemas, read once.
+# kubernetes_validate.validate reads megabytes for each object; these are the same, read once.
 @cache
 def kubernetes_schema(version: str, api_version: str, kind: str) -> jsonschema.Draft202012Validator:
     group, _, number = api_version.rpartition("/")
@@ -220,7 +220,10 @@ def test_every_secret_that_is_mounted_is_made_here_or_named_in_the_values(
     given = SCENARIOS[name].read_text()
     for each, pod, _ in pods(objects):
         for volume in pod["volumes"]:
-            names = [source["secret"]["name"] for source in volume.get("projected", {}).get("sources", [])]
+            names = [
+                source["secret"]["name"]
+                for source in volume.get("projected", {}).get("sources", [])
+            ]
             names += [volume["secret"]["secretName"]] if "secret" in volume else []
             for secret in names:
                 known = secret in made or re.search(rf"\b{re.escape(secret)}\b", given)
@@ -247,7 +250,10 @@ def test_tls_verifies_by_the_given_authorities(rendered: dict[str, Objects]) -> 
     assert config["FEDFA_AMQP_URL"] == "amqps://rabbitmq.example.org:5671/%2F"
     assert config["SSL_CERT_FILE"] == "/run/authorities/broker/authority.pem"
     assert config["AWS_CA_BUNDLE"] == "/run/authorities/bucket/ca.crt"
-    mounts = {m["name"]: m["mountPath"] for m in only_container(rendered["tls"], "scheduler")["volumeMounts"]}
+    mounts = {
+        m["name"]: m["mountPath"]
+        for m in only_container(rendered["tls"], "scheduler")["volumeMounts"]
+    }
     assert mounts["broker-authority"] == "/run/authorities/broker"
     assert mounts["bucket-authority"] == "/run/authorities/bucket"
 
@@ -261,7 +267,7 @@ def test_in_an_air_gap_every_image_comes_from_the_registry_inside(
             assert container["image"].startswith("registry.internal:5000/mirror/")
 
 
-# -- the network ------------------------------------------------------------------------------------
+# -- the network -----------------------------------------------------------------------------------
 
 
 @each_scenario
@@ -283,7 +289,9 @@ def test_every_pod_has_a_network_policy_unless_they_are_off(
 
 
 def test_only_whom_the_values_name_may_come_in(rendered: dict[str, Objects]) -> None:
-    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    monitoring = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    }
     keda = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
     peers = {
         policy["metadata"]["name"]: [
@@ -309,13 +317,18 @@ def test_trainers_reach_names_broker_bucket_and_nothing_else(rendered: dict[str,
     assert ports("production") == [53, 53, 5672, 443, 443, 6443]  # and the API server, for marks
 
 
-# -- scaling ----------------------------------------------------------------------------------------
+# -- scaling ---------------------------------------------------------------------------------------
 
 
 def test_a_fixed_pool_says_how_many_and_a_scaled_one_leaves_it_to_its_scaler(
     rendered: dict[str, Objects],
 ) -> None:
-    assert named(rendered["production"], "Deployment", f"{RELEASE}-trainer-default")["spec"]["replicas"] == 4
+    assert (
+        named(rendered["production"], "Deployment", f"{RELEASE}-trainer-default")["spec"][
+            "replicas"
+        ]
+        == 4
+    )
     for name in ("keda", "hpa"):
         deployment = named(rendered[name], "Deployment", f"{RELEASE}-trainer-default")
         assert "replicas" not in deployment["spec"]
@@ -339,7 +352,9 @@ def test_keda_scales_on_open_jobs_and_never_on_a_queue(rendered: dict[str, Objec
     assert spot["metadata"]["threshold"] == "4"  # jobs that one pod holds
 
 
-def test_the_hpa_asks_for_the_metric_that_the_scheduler_exports(rendered: dict[str, Objects]) -> None:
+def test_the_hpa_asks_for_the_metric_that_the_scheduler_exports(
+    rendered: dict[str, Objects],
+) -> None:
     spec = named(rendered["hpa"], "HorizontalPodAutoscaler", f"{RELEASE}-trainer-default")["spec"]
     metric = spec["metrics"][0]["external"]["metric"]
     assert metric["name"] in {each.partition("{")[0] for each in exported(fedfa_scheduler.metrics)}
@@ -381,7 +396,7 @@ def test_the_aggregators_memory_grows_with_model_and_window(render: Render) -> N
     assert memory({"sizeMiB": 500, "window": 10, "federations": 2}) > 2 * 500 * (10 + 10)
 
 
-# -- the broker -------------------------------------------------------------------------------------
+# -- the broker ------------------------------------------------------------------------------------
 
 
 def test_each_component_and_pool_has_a_user_with_its_permissions(
@@ -438,7 +453,7 @@ def test_users_can_be_made_in_a_cluster_that_exists(rendered: dict[str, Objects]
     assert of_kind(rendered["topology"], "RabbitmqCluster") == []
 
 
-# -- observing --------------------------------------------------------------------------------------
+# -- observing -------------------------------------------------------------------------------------
 
 
 def test_the_alerts_are_those_of_the_documentation(rendered: dict[str, Objects]) -> None:
@@ -479,7 +494,7 @@ def test_the_dashboard_asks_for_metrics_that_exist(rendered: dict[str, Objects])
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-# -- helm test and federations ----------------------------------------------------------------------
+# -- helm test and federations ---------------------------------------------------------------------
 
 
 def test_the_federations_of_the_chart_are_valid_specs(rendered: dict[str, Objects]) -> None:
@@ -494,7 +509,10 @@ def test_the_federations_of_the_chart_are_valid_specs(rendered: dict[str, Object
 
 def test_helm_test_runs_the_doctor_and_then_a_federation(rendered: dict[str, Objects]) -> None:
     tests = [
-        (each["metadata"]["annotations"].get("helm.sh/hook-weight", "0"), pod["containers"][0]["args"][0].strip())
+        (
+            each["metadata"]["annotations"].get("helm.sh/hook-weight", "0"),
+            pod["containers"][0]["args"][0].strip(),
+        )
         for each, pod, _ in pods(rendered["minimal"])
         if each["kind"] == "Pod"
     ]

@@ -1,13 +1,13 @@
-"""Values: every one explained, every setting of the services reachable, wrong ones refused by name."""
+"""Values: each explained, each setting of the services reachable, wrong ones refused by name."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import helm_python as helm
 import pytest
 import yaml
+from k8s import generate
 from pydantic_settings import BaseSettings
 
 from fedfa.settings import SECRETS_DIR, BrokerSettings, ServiceSettings, StoreSettings
@@ -23,9 +23,6 @@ from tests.chart.conftest import (
     of_kind,
     scenario,
 )
-
-sys.path.insert(0, str(CHART.parent))
-import generate  # noqa: E402
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SERVICES = {
@@ -80,7 +77,9 @@ def test_a_pod_can_be_given_every_setting_and_no_other(render: Render, component
         ({"bucket": VALUES["bucket"]["name"], "region": VALUES["bucket"]["region"]}, StoreSettings),
     ],
 )
-def test_a_default_here_is_the_services_own(group: dict[str, Any], kind: type[BaseSettings]) -> None:
+def test_a_default_here_is_the_services_own(
+    group: dict[str, Any], kind: type[BaseSettings]
+) -> None:
     for name, value in group.items():
         assert value == kind.model_fields[snake(name)].default, name
 
@@ -176,7 +175,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"broker": {"mode": "bitnami"}}, "broker/mode"),
     ({"broker": {"existingSecret": "a"}}, "broker.existingSecret"),
     (
-        {"broker": {"mode": "external", "host": "h", "existingSecret": "a", "username": "b", "password": "c"}},
+        {
+            "broker": {
+                "mode": "external",
+                "host": "h",
+                "existingSecret": "a",
+                "username": "b",
+                "password": "c",
+            }
+        },
         "broker.existingSecret and broker.username/broker.password",
     ),
     ({"broker": {"username": "a"}}, "broker.username and broker.password"),
@@ -200,7 +207,9 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     both = dict(base)
     for name, value in change.items():
         old = both.get(name)
-        both[name] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        both[name] = (
+            merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
     return both
 
 
@@ -213,7 +222,7 @@ def test_a_wrong_value_is_refused_by_its_name(
     assert named_value in str(refusal.value)
 
 
-# -- upgrades ---------------------------------------------------------------------------------------
+# -- upgrades --------------------------------------------------------------------------------------
 
 # What the API server refuses to change in an object that exists, by kind.
 IMMUTABLE = {

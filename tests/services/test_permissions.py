@@ -1,4 +1,4 @@
-"""The least permissions that Kubernetes users get, at a real broker: enough for a federation, and no more."""
+"""The permissions of each component, at a real broker: enough for its work, and no more."""
 
 import os
 import subprocess

@@ -46,9 +46,13 @@ class Pod:
     def here(cls, name: str, environment: Mapping[str, str] = os.environ) -> "Pod":
         """The pod of this process. Raises Misconfigured outside of one, or without a token."""
         host = environment.get("KUBERNETES_SERVICE_HOST")
-        missing = [n for n in ("token", "ca.crt", "namespace") if not (SERVICE_ACCOUNT / n).exists()]
+        missing = [
+            n for n in ("token", "ca.crt", "namespace") if not (SERVICE_ACCOUNT / n).exists()
+        ]
         if not host or missing:
-            reason = f"no {', '.join(missing)} in {SERVICE_ACCOUNT}" if host else "no Kubernetes here"
+            reason = (
+                f"no {', '.join(missing)} in {SERVICE_ACCOUNT}" if host else "no Kubernetes here"
+            )
             raise Misconfigured(
                 f"FEDFA_TRAINER_POD: {reason}; mount a service-account token, or leave it unset"
             )

@@ -137,7 +137,7 @@ class RabbitMQ:
         command = self._inside(self._binaries / "rabbitmqctl")
         variables = [f"{name}={value}" for name, value in self._env.items()]
         script.write_text(
-            f'#!/bin/sh\ncd {shlex.quote(str(self.folder))}\n'
+            f"#!/bin/sh\ncd {shlex.quote(str(self.folder))}\n"
             f'exec {shlex.join(["env", "-i", *variables, *command])} "$@" </dev/null\n'
         )
         script.chmod(0o700)
