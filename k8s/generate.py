@@ -40,7 +40,10 @@ def _rows(node: yaml.MappingNode, lines: list[str]) -> Iterator[tuple[str, str, 
     for key, value in node.value:
         comment = _comment_above(key.start_mark.line, lines)
         is_group = (
-            isinstance(value, yaml.MappingNode) and bool(value.value) and not value.flow_style
+            isinstance(value, yaml.MappingNode)
+            and bool(value.value)
+            and not value.flow_style
+            and key.value != "resources"  # Kubernetes' own
         )
         if comment or not is_group:
             default = json.dumps(yaml.safe_load(yaml.serialize(value))).replace("|", "\\|")

@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -48,7 +47,7 @@ SPEC: dict[str, Any] = {
     "partition": {"kind": "iid"},
     "local": {"epochs": 1, "batch_size": 32, "optimizer": {"name": "sgd", "learning_rate": 0.1}},
     "delay": {"distribution": "pareto", "shape": 3.0, "unit_seconds": 1.0},
-    "stop": {"updates": 60},
+    "stop": {"updates": 100_000},
 }
 LONG_DELAY = {"delay": {"distribution": "pareto", "shape": 50.0, "unit_seconds": 600.0}}
 
@@ -85,6 +84,7 @@ class Trial:
                 lambda: self._num_decided(name) >= before + 4,  # noqa: B023 # called at once
                 f"no merge after {component} was killed",
             )
+        self._cli("stop", name)
         self._cli("watch", name)
         print(self._cli("verify", name).strip())
         self._release_in_time()
@@ -216,20 +216,19 @@ class Trial:
     def _release_in_time(self) -> None:
         """A trainer that sleeps out a delay of minutes is told to end."""
         name = self._submit(SPEC | LONG_DELAY)
+        trainers = [each for each in COMPONENTS if each.startswith("trainer")]
         await_true(
             lambda: (
-                len(self._held("trainer-one")) + len(self._held("trainer-two")) == 4
-                and any(job["phase"] == "delaying" for job in self._held("trainer-one"))
+                all(job["phase"] == "delaying" for each in trainers for job in self._held(each))
+                and sum(len(self._held(each)) for each in trainers) == SPEC["concurrency"]
             ),
-            "no job is held",
+            "not all jobs are trained",
         )
-        held = len(self._held("trainer-one"))
+        busiest = max(trainers, key=lambda each: len(self._held(each)))
+        held = len(self._held(busiest))
         before = self._released()
         began = time.monotonic()
-        subprocess.Popen(
-            ["podman", "kill", "--signal", "TERM", container_of("trainer-one")],
-            stdout=subprocess.DEVNULL,
-        )
+        podman("kill", "--signal", "TERM", container_of(busiest))
         await_true(lambda: self._released() >= before + held, "nothing was handed back")
         seconds = time.monotonic() - began
         print(f"SIGTERM to PID 1: {held} job(s) handed back after {seconds:.1f} s")
@@ -280,7 +279,7 @@ class Trial:
         except OSError:
             return -1
         (found,) = [each for each in listed if each["id"] == federation] or [{"merged": -1}]
-        return int(found["merged"]) if found.get("status") != "finished" else sys.maxsize
+        return int(found["merged"])
 
     def _released(self) -> int:
         lines = self._get("scheduler", "/metrics").splitlines()

@@ -40,7 +40,7 @@ def render(chart: helm.Chart) -> Render:
             document
             for path, text in sorted(rendered.items())
             if path.endswith(".yaml")
-            for document in yaml.safe_load_all(text)
+            for document in yaml.load_all(text, Loader=yaml.CSafeLoader)  # ten times as fast
         )
         return [document for document in documents if document]
 

@@ -191,6 +191,7 @@ AWS_CA_BUNDLE: /run/authorities/bucket/{{ $values.bucket.caKey }}
 
 {{- /* Takes (dict "root" $ "user" "trainer-gpu" "brokerSecret" own "bucketSecret" own). */ -}}
 {{- define "fedfa.secretVolumes" -}}
+{{- include "fedfa.checks" .root }}
 {{- $values := .root.Values }}
 {{- $full := include "fedfa.fullname" .root }}
 {{- $broker := .brokerSecret | default $values.broker.existingSecret }}
