@@ -11,13 +11,14 @@ fi
 ctl=${RABBITMQCTL:-rabbitmqctl}
 vhost=$1 prefix=$2
 shift 2
+known=$($ctl -q list_users | cut -f1)
 
 user() { # name configure write read
-    if $ctl -q list_users | cut -f1 | grep -qxF "$prefix-$1"; then
+    if printf '%s\n' "$known" | grep -qxF "$prefix-$1"; then
         echo "$prefix-$1 exists and keeps its password" >&2
     else
         password=$(head -c 24 /dev/urandom | base64 | tr '+/' '-_')
-        $ctl -q add_user "$prefix-$1" "$password"
+        $ctl -q add_user "$prefix-$1" "$password" > /dev/null
         printf '%s\t%s\n' "$prefix-$1" "$password"
     fi
     $ctl -q set_permissions -p "$vhost" "$prefix-$1" "$2" "$3" "$4"

@@ -17,8 +17,9 @@ from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.messages import RollCall, StartFederation
 from fedfa.settings import BrokerSettings
 from fedfa.topology import Queue, Route
-from fedfa_trainer.service import queues
 
+# rabbitmqctl takes seconds, a dozen times, and more on a busy machine.
+pytestmark = pytest.mark.timeout(900)
 SCRIPT = Path(__file__).parents[2] / "k8s" / "rabbitmq-users.sh"
 START = StartFederation(federation="digits", uid="0" * 32)
 
@@ -38,7 +39,7 @@ def users(
         env={**os.environ, "RABBITMQCTL": str(ctl)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     made = dict(line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
@@ -76,6 +77,11 @@ def consume_once(settings: BrokerSettings, wanted: list[tuple[Queue, int]]) -> N
     else:
         pytest.fail("it does not consume")
     consumer.close()
+
+
+def queues(pools: tuple[str, ...]) -> list[tuple[Queue, int]]:
+    """What a trainer consumes."""
+    return [*((topology.jobs_queue(pool), 1) for pool in pools), (topology.BROADCAST_QUEUE, 1)]
 
 
 def test_each_component_can_do_its_work_from_an_empty_broker(users: Users) -> None:
