@@ -8,7 +8,7 @@ RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell comma
 # A Debian 13 with RabbitMQ 4, made once with debootstrap (0.5 GB).
 RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
 
-.PHONY: help setup rabbitmq demo test test-faults test-fast test-rabbit4 soak chaos check format clean
+.PHONY: help setup rabbitmq demo test test-faults test-fast test-rabbit4 soak chaos check chart images images-test format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -54,6 +54,16 @@ check: $(VENV)/.installed  ## format, lint, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+chart: $(VENV)/.installed  ## lint, render and check the Helm chart, in every scenario
+	$(BIN)/python k8s/generate.py --check
+	$(BIN)/python -m pytest tests/chart
+
+images:  ## build the four images (k8s/images.sh has the options)
+	k8s/images.sh
+
+images-test: $(VENV)/.installed  ## run the chart's pods with those images in podman, and kill each
+	$(BIN)/python k8s/images_test.py
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

@@ -1,12 +1,44 @@
-"""How a process reaches the broker and the bucket; read once, at start, from the environment."""
+"""How a process reaches the broker and the bucket; read once, at start, from the environment.
 
-from typing import Literal
+What the environment does not have may be in a file of the variable's name in the folder that
+FEDFA_SECRETS_DIR names: secrets are mounted there, and appear in no environment.
+"""
 
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+import os
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
+
+SECRETS_DIR = "FEDFA_SECRETS_DIR"
 
 
-class StoreSettings(BaseSettings):
+class EnvironmentSettings(BaseSettings):
+    """Settings from environment variables and, below them, from files in FEDFA_SECRETS_DIR."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        folder = os.environ.get(SECRETS_DIR)
+        # A folder that is not there leaves its settings unset, which the broker or bucket refuses.
+        if not folder or not Path(folder).is_dir():
+            return init_settings, env_settings
+        return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
+
+
+class StoreSettings(EnvironmentSettings):
     """The bucket that holds every federation, and how to reach it (FEDFA_S3_*)."""
 
     # Errors must not print the secrets that came with a wrong field.
@@ -52,7 +84,7 @@ class StoreSettings(BaseSettings):
     )
 
 
-class ServiceSettings(BaseSettings):
+class ServiceSettings(EnvironmentSettings):
     """What all three services share (FEDFA_*); each adds its own fields in a subclass."""
 
     model_config = SettingsConfigDict(
@@ -67,7 +99,7 @@ class ServiceSettings(BaseSettings):
     log_json: bool = Field(default=True, description="JSON log lines; false for plain ones")
 
 
-class BrokerSettings(BaseSettings):
+class BrokerSettings(EnvironmentSettings):
     """The RabbitMQ broker, and when a connection counts as lost (FEDFA_AMQP_*)."""
 
     # Errors must not print the password inside the URL.
@@ -78,6 +110,17 @@ class BrokerSettings(BaseSettings):
     url: SecretStr = Field(
         default=SecretStr("amqp://guest:guest@127.0.0.1:5672/"),
         description="amqp:// or amqps:// URL with user, password and virtual host ('/' is %2f)",
+    )
+    username: SecretStr | None = Field(
+        default=None, description="with password: used in place of the URL's user and password"
+    )
+    password: SecretStr | None = Field(
+        default=None, description="the password that belongs to username"
+    )
+    declare: bool = Field(
+        default=True,
+        description="declare the exchanges and queues that are used; false waits until another "
+        "process has, and needs no permission to configure them",
     )
     reconnect_max_seconds: float = Field(
         default=15.0,
@@ -96,6 +139,12 @@ class BrokerSettings(BaseSettings):
         "disk, or a queue without a leader) before the connection is dropped and tried again",
     )
 
+    @model_validator(mode="after")
+    def _is_a_pair(self) -> Self:
+        if (self.username is None) != (self.password is None):
+            raise ValueError("FEDFA_AMQP_USERNAME and FEDFA_AMQP_PASSWORD: set both or neither")
+        return self
+
 
 def wrong_settings(kind: type[BaseSettings], error: ValidationError) -> list[str]:
     """A line for each wrong variable: what is wrong with it, its value, and what it is for.
@@ -105,10 +154,13 @@ def wrong_settings(kind: type[BaseSettings], error: ValidationError) -> list[str
     prefix = kind.model_config.get("env_prefix", "")
     lines = []
     for problem in error.errors(include_url=False):
+        if not problem["loc"]:  # of several variables, which it names; its input holds them all
+            lines.append(problem["msg"].removeprefix("Value error, "))
+            continue
         name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
-        may_be_secret = any(word in name for word in ("ENDPOINT", "KEY", "URL"))
+        may_be_secret = any(word in name for word in ("ENDPOINT", "KEY", "PASSWORD", "URL"))
         value = "" if may_be_secret else f" (got {problem['input']!r:.80})"
-        field = kind.model_fields.get(str(problem["loc"][0])) if problem["loc"] else None
+        field = kind.model_fields.get(str(problem["loc"][0]))
         purpose = f"; {field.description}" if field and field.description else ""
         lines.append(f"{name}: {problem['msg']}{value}{purpose}")
     return lines

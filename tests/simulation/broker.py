@@ -175,7 +175,7 @@ class SimConsumer:
 
     def has_room(self, name: str) -> bool:
         _, prefetch = self._queues[name]
-        held = sum(1 for each in self.unacked.values() if each == name)
+        held = list(self.unacked.values()).count(name)
         return name not in self._paused and held < prefetch
 
     def receive(self, name: str, letter: Letter) -> None:

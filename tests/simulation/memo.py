@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from fedfa import ledger, manifests, messages, tensors
 from fedfa.errors import FedfaError
+from fedfa.spec import Submitted
 from fedfa.tensors import FlatModel
 from fedfa_aggregator import inspection
 from fedfa_scheduler import bucket
@@ -44,9 +45,11 @@ def once(decode: Callable[..., Any]) -> Callable[..., Any]:
 
 _manifest, _message = once(manifests.decode), once(messages.decode)
 _header, _vector = once(tensors.read_header), once(tensors.decode)
+_submitted = once(Submitted.model_validate_json)
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (manifests, "decode", _manifest),
     (messages, "decode", _message),
+    (Submitted, "model_validate_json", _submitted),
     (ledger, "decode", _vector),
     (inspection, "decode", _vector),
     (ledger, "read_header", _header),

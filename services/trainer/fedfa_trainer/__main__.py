@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 
 import torch
@@ -22,6 +23,7 @@ from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa_trainer.bucket import Bucket
 from fedfa_trainer.failures import Broken
 from fedfa_trainer.journal import Journal
+from fedfa_trainer.protection import Pod, Protection
 from fedfa_trainer.service import Trainer, queues
 from fedfa_trainer.settings import TrainerSettings
 from fedfa_trainer.work import Worker
@@ -52,12 +54,15 @@ def serve(
     settings: TrainerSettings, broker_settings: BrokerSettings, store_settings: StoreSettings
 ) -> None:
     """Run a trainer until a signal ends it."""
+    show_busy: Callable[[bool], object] = bool
+    if settings.trainer_pod is not None:
+        show_busy = Protection(Pod.here(settings.trainer_pod).mark).show
     publisher = Publisher(broker_settings, name=settings.trainer_name)
     consumer = Consumer(broker_settings, queues(settings.pools), name=settings.trainer_name)
     bucket = Bucket(S3Store(store_settings))
     journal = Journal(settings.trainer_journal)
     worker = Worker(bucket, publisher, task_allow=settings.task_allow, journal=journal)
-    trainer = Trainer(settings, consumer, publisher, bucket, worker)
+    trainer = Trainer(settings, consumer, publisher, bucket, worker, show_busy=show_busy)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if trainer.is_stopping:

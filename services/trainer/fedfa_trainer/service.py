@@ -62,7 +62,9 @@ class Trainer:
         worker: Worker,
         *,
         runtime: Runtime = THREADS,
+        show_busy: Callable[[bool], object] = bool,
     ) -> None:
+        """show_busy hears on every turn whether work is held, and returns at once."""
         self.pulse = Pulse()
         self._settings = settings
         self._consumer = consumer
@@ -70,6 +72,7 @@ class Trainer:
         self._bucket = bucket
         self._worker = worker
         self._runtime = runtime
+        self._show_busy = show_busy
         self._job_queues = [jobs_queue(pool).name for pool in settings.pools]
         self._lock = threading.Lock()  # of _held, and of pausing by its size
         self._held: dict[Work, Held] = {}
@@ -280,6 +283,7 @@ class Trainer:
     def _measure(self) -> None:
         self._worker.computing.count()
         phases = Counter(held.phase for held in self._snapshot())
+        self._show_busy(phases.total() > 0)
         if phases != self._shown_phases:
             self._shown_phases = phases
             for phase in PHASES:

@@ -43,7 +43,12 @@ class TrainerSettings(ServiceSettings):
     trainer_torch_threads: int | None = Field(
         default=None, ge=1, description="CPU threads for torch; none leaves it to torch"
     )
-
+    trainer_pod: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+        description="name of the Kubernetes pod that this is: it is marked while it holds work, so "
+        "that scale-in takes idle ones first; none marks nothing",
+    )
     trainer_journal: Path | None = Field(
         default=None,
         description="file to append a line to for each update that is stored and announced; "

@@ -248,6 +248,10 @@ def _parameters(settings: BrokerSettings) -> pika.URLParameters:
         # never show the original error: it may quote the URL, with the password
         expected = "amqp://user:password@host:5672/vhost"
         raise Misconfigured(f"FEDFA_AMQP_URL: not a URL like {expected}") from None
+    if settings.username is not None and settings.password is not None:
+        parameters.credentials = pika.PlainCredentials(
+            settings.username.get_secret_value(), settings.password.get_secret_value()
+        )
     parameters.heartbeat = settings.heartbeat_seconds
     parameters.blocked_connection_timeout = settings.blocked_timeout_seconds
     parameters.tcp_options = _TCP_OPTIONS
@@ -258,9 +262,23 @@ def declare_exchange(channel: BlockingChannel, route: Route) -> None:
     channel.exchange_declare(route.exchange, exchange_type=route.kind, durable=True)
 
 
+def require_queue(channel: BlockingChannel, queue: Queue, settings: BrokerSettings) -> str:
+    """Declare a queue, or wait for another process to do it; return its name at the broker."""
+    if settings.declare:
+        return declare_queue(channel, queue)
+    if queue.name == "":
+        return _declare_and_bind(channel, queue)
+    channel.queue_declare(queue.name, passive=True)  # missing: an error that is tried again
+    return queue.name
+
+
 def declare_queue(channel: BlockingChannel, queue: Queue) -> str:
     """Declare a queue, its exchange and the binding; return its name at the broker."""
     declare_exchange(channel, queue.route)
+    return _declare_and_bind(channel, queue)
+
+
+def _declare_and_bind(channel: BlockingChannel, queue: Queue) -> str:
     is_private = queue.name == ""
     declared = channel.queue_declare(
         queue.name,

@@ -20,7 +20,7 @@ from fedfa.broker.connection import (
     TURN_SECONDS,
     Link,
     closed_reason,
-    declare_queue,
+    require_queue,
 )
 from fedfa.errors import BrokerUnavailable
 from fedfa.messages import AnyMessage
@@ -197,7 +197,7 @@ class Consumer(Link):
         self._must_give_back = False  # the new channel has delivered nothing yet
         self._tags.clear()
         for name, (queue, _) in self._queues.items():
-            self._actual[name] = declare_queue(channel, queue)
+            self._actual[name] = require_queue(channel, queue, self._settings)
         self._channel = channel
         for name in self._queues:
             self._consume_or_cancel(name)

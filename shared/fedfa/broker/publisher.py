@@ -163,7 +163,7 @@ class Publisher(Link):
         route: Route,
         properties: pika.BasicProperties,
     ) -> None:
-        if route.exchange not in self._declared:
+        if self._settings.declare and route.exchange not in self._declared:
             declare_exchange(channel, route)
             self._declared.add(route.exchange)
         send = partial(
@@ -180,6 +180,8 @@ class Publisher(Link):
             queue = queue_of(route)
             if queue is None:
                 raise Misconfigured(f"no queue is known for {route}") from None
+            if not self._settings.declare:
+                raise BrokerUnavailable(f"nobody has declared {queue.name} yet") from None
             connection.sleep(DELETED_SECONDS)
             declare_queue(channel, queue)
             send()

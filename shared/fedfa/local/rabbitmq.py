@@ -10,6 +10,7 @@ chroot, which needs root: `tests/rabbitmq4-root.sh` makes one with RabbitMQ 4.
 
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -130,6 +131,16 @@ class RabbitMQ:
         if done.returncode != 0:
             raise Misconfigured(f"rabbitmqctl {arguments[0]}: {done.stderr.strip()}")
         return done.stdout
+
+    def write_ctl(self, script: Path) -> None:
+        """Write a `rabbitmqctl` of this node, for programs that run one."""
+        command = self._inside(self._binaries / "rabbitmqctl")
+        variables = [f"{name}={value}" for name, value in self._env.items()]
+        script.write_text(
+            f"#!/bin/sh\ncd {shlex.quote(str(self.folder))}\n"
+            f'exec {shlex.join(["env", "-i", *variables, *command])} "$@" </dev/null\n'
+        )
+        script.chmod(0o700)
 
     def _inside(self, *command: str | Path) -> list[str]:
         """The command, in the other root if there is one; its pid stays the same."""

@@ -29,9 +29,11 @@ _SERVICES = ("master", "volume", "filer", "s3", "admin")
 class SeaweedFS:
     """One server with all of SeaweedFS's services in one process, and one bucket."""
 
-    def __init__(self, folder: Path, *, bucket: str = "fedfa") -> None:
+    def __init__(self, folder: Path, *, bucket: str = "fedfa", has_iam: bool = False) -> None:
+        """has_iam: users and policies can be made by the AWS IAM calls, at the same endpoint."""
         self.folder = folder.absolute()
         self.bucket = bucket
+        self._has_iam = has_iam
         self.access_key = "fedfa"
         self.secret_key = secrets.token_hex(16)
         self._binary = _find_binary()
@@ -95,6 +97,7 @@ class SeaweedFS:
             "master.telemetry": "false",
             "master.vacuumIntervalSeconds": VACUUM_SECONDS,
             "s3.config": self.folder / "s3.json",
+            "s3.iam.readOnly": str(not self._has_iam).lower(),
             "s3.port.iceberg": 0,
             "s3.port.lance": 0,
             "admin.ui": "false",
