@@ -49,6 +49,7 @@ def test_a_pod_can_be_given_every_setting_and_no_other(render: Render, component
     values["trainers"]["defaults"] = {
         "settings": {"trainerTorchThreads": 2, "trainerTaskAllow": "mine.*"}
     }
+    values["scheduler"]["settings"]["poolDownAfterSeconds"] = 600
     objects = render(values)
     config = named(objects, "ConfigMap", f"{RELEASE}-{component}")["data"]
     deployment = named(objects, "Deployment", f"{RELEASE}-{component}")
