@@ -315,7 +315,8 @@ class Checker:
         self._training[order.job] += 1
 
         def still_trains() -> None:
-            known_at = life.state.get("closed", {}).get(order.job, self.now)
+            closed = life.state.get("closed", {})
+            known_at = min(closed.get(each, self.now) for each in (order.job, order.uid))
             if max(known_at, life.last_stall) < self.now - ZOMBIE_SECONDS:
                 self.fail(
                     f"{life.name} trains {job}, and heard at {known_at:.1f} that it is closed"
@@ -340,6 +341,8 @@ class Checker:
         """A broadcast arrived."""
         if isinstance(message, ModelReady):
             closed = life.state.setdefault("closed", {})
+            if message.status != "running":
+                closed.setdefault(message.uid, self.now)
             for slot, generation in message.closed:
                 closed.setdefault((message.uid, slot, generation), self.now)
 

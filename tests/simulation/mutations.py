@@ -19,7 +19,7 @@ from fedfa.federation import Federation
 from fedfa.history import Evaluation
 from fedfa.messages import EvalJob, InitReady, UpdateReady
 from fedfa.retention import Kept
-from fedfa.spec import KeepBounded, parse
+from fedfa.spec import FederationSpec, KeepBounded, parse
 from fedfa.tensors import FlatModel, canonical_json
 from fedfa_aggregator.service import Aggregator
 from fedfa_scheduler import bucket, fleet
@@ -251,24 +251,21 @@ def pools_unmarked(original: Any) -> Any:
     return lambda *arguments, **named: iter(())
 
 
+def stops_after(updates: int) -> FederationSpec:
+    fields = {
+        "task": {"name": "tests.simulation.task:Tiny"},
+        "clients": 4,
+        "concurrency": 3,
+        "stop": {"updates": updates},
+    }
+    return parse(fields)
+
+
+LONG = {"specs": (stops_after(25),), "train_seconds": (0.5, 2.0), "calm_at": 40.0}
 STORMY = {"crash": 3.0, "crash_roles": ("aggregator", "trainer")}
 PAUSED = {"stall": 8.0, "stall_roles": ("scheduler",), "crash": 0.0, "disconnect": 0.0}
 LATE = {"num_aggregators": 2}
 
-LONG = {
-    "specs": (
-        parse(
-            {
-                "task": {"name": "tests.simulation.task:Tiny"},
-                "clients": 4,
-                "concurrency": 3,
-                "stop": {"updates": 25},
-            }
-        ),
-    ),
-    "train_seconds": (0.5, 2.0),
-    "calm_at": 40.0,
-}
 COLLECTED = LONG | {
     "retention": KeepBounded(keep_last=1, keep_every=0, min_age_seconds=0.0),
     "num_aggregators": 2,
@@ -289,12 +286,20 @@ MUTATIONS: dict[str, Mutation] = {
         scenario=LATE,
         faults={"stall": 4.0, "stall_roles": ("aggregator",)},
     ),
-    "dedupe by attempt": Mutation(replaces(Aggregator, "_decide", dedupe_by_attempt)),
+    "dedupe by attempt": Mutation(
+        replaces(Aggregator, "_decide", dedupe_by_attempt),
+        scenario=LONG,
+        faults={"stall": 2.0, "stall_roles": ("trainer",), "drops_hints": 1.0},
+    ),
     "slot opened twice": Mutation(replaces(core, "_reopen", slot_opened_twice)),
-    "HEAD trusted": Mutation(replaces(manifests, "newest", head_trusted), faults=STORMY),
+    "HEAD trusted": Mutation(
+        replaces(manifests, "newest", head_trusted), scenario=LONG, faults=STORMY
+    ),
     "running sum": Mutation(replaces(replica, "next_model", running_sum)),
     "an update ahead of my view acked as late": Mutation(
-        replaces(Federation, "standing", ahead_is_late), scenario=LATE, faults={"disconnect": 4.0}
+        replaces(Federation, "standing", ahead_is_late),
+        scenario=LONG | LATE,
+        faults={"disconnect": 1.5, "stall": 0.0, "crash": 0.0},
     ),
     "no ModelReady on a duplicate": Mutation(
         replaces(Aggregator, "_announce", silent_on_duplicates)
@@ -319,17 +324,17 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a message of a deleted and resubmitted federation": Mutation(
         replaces(Aggregator, "_open", any_uid_is_served),
-        scenario={"resubmits": True, "stops_at": 12.0, "num_schedulers": 2, "calm_at": 40.0},
-        faults={"stall": 1.5, "stall_roles": ("scheduler",), "crash": 0.0},
+        scenario=LONG | {"resubmits": True, "stops_at": 20.0, "num_trainers": 3},
+        faults={"stall": 1.0, "stall_roles": ("trainer",), "crash": 0.0},
     ),
     "leases expired after the scheduler's own pause": Mutation(
         replaces(Scheduler, "__init__", own_pause_expires_leases),
-        scenario={"train_seconds": (8.0, 20.0), "num_schedulers": 1},
+        scenario=LONG | {"train_seconds": (8.0, 20.0), "num_schedulers": 1},
         faults=PAUSED,
     ),
     "leases expired after the scheduler's start": Mutation(
         nothing_settles,
-        scenario={"train_seconds": (8.0, 20.0)},
+        scenario=LONG | {"train_seconds": (8.0, 20.0)},
         faults={"crash": 6.0, "crash_roles": ("scheduler",)},
     ),
     "garbage collection under a stalled writer": Mutation(
@@ -348,7 +353,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a closed job that trains on": Mutation(
         closed_job_trains_on,
-        scenario={"train_seconds": (8.0, 20.0), "stops_at": 12.0, "jobs_per_trainer": 1},
+        scenario={"specs": (stops_after(1), stops_after(9)), "train_seconds": (1.0, 15.0)},
     ),
     "files on the bucket not announced after a wiped broker": Mutation(
         replaces(bucket, "delivered_update", lambda original: lambda *arguments: None),
