@@ -15,7 +15,7 @@ help:  ## list the targets
 
 setup: $(VENV)/.installed rabbitmq  ## virtual environment and RabbitMQ
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py shared/fedfa/kernel.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

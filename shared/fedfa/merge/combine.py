@@ -1,13 +1,12 @@
-"""The one vector kernel of every merge rule: a weighted sum in float64, rounded once."""
+"""What every merge rule does to the vectors: a weighted sum in float64, rounded once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedfa.tensors import FlatModel, Floats
-
-BLOCK = 16_384  # float64 accumulator of 128 KiB: stays in a core's second-level cache
+from fedfa.kernel import Floats, kernel
+from fedfa.tensors import FlatModel, new_floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def combine(model: FlatModel, updates: Sequence[FlatModel], combination: Combina
     """
     assert len(updates) == len(combination.weights)
     split = model.template.num_parameters
-    floats = np.empty_like(model.floats)
+    floats = new_floats(model.floats.size)
     _weighted(
         floats[:split],
         model.floats[:split],
@@ -76,20 +75,12 @@ def combine(model: FlatModel, updates: Sequence[FlatModel], combination: Combina
 def _weighted(
     out: Floats, previous: Floats, vectors: Sequence[Floats], combination: Combination
 ) -> None:
-    total = np.empty(BLOCK, np.float64)
-    term = np.empty(BLOCK, np.float64)
-    for start in range(0, out.size, BLOCK):
-        block = slice(start, min(start + BLOCK, out.size))
-        size = block.stop - block.start
-        accumulator, product = total[:size], term[:size]
-        accumulator[:] = 0.0
-        for vector, weight in zip(vectors, combination.weights, strict=True):
-            np.multiply(vector[block], weight, out=product, dtype=np.float64)
-            accumulator += product
-        accumulator /= combination.divisor
-        accumulator *= combination.step
-        if combination.keep:  # 0 * inf would poison a model that is being replaced
-            np.multiply(previous[block], combination.keep, out=product, dtype=np.float64)
-            accumulator += product
-        with np.errstate(over="ignore", invalid="ignore"):  # the divergence guard looks at it
-            out[block] = accumulator
+    kernel.weighted_sum(
+        out,
+        previous,
+        vectors,
+        combination.weights,
+        divisor=combination.divisor,
+        step=combination.step,
+        keep=combination.keep,
+    )
