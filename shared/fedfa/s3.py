@@ -27,8 +27,8 @@ from fedfa.errors import (
     TooLarge,
 )
 from fedfa.memory import Bytes
+from fedfa.s3_put import SignedPut
 from fedfa.settings import StoreSettings
-from fedfa.signed_put import SignedPut
 from fedfa.store import Download, ObjectInfo, check_key, check_size, download_from
 
 if TYPE_CHECKING:
