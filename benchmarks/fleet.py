@@ -8,7 +8,8 @@ import numpy as np
 
 from fedfa import keys, ledger, manifests
 from fedfa.broker import Consumer, Publisher
-from fedfa.federation import Client, Job, Slot, is_evaluation_due
+from fedfa.events import Job
+from fedfa.federation import Client, Slot, is_evaluation_due
 from fedfa.manifests import Birth, Manifest
 from fedfa.messages import InitReady, UpdateReady
 from fedfa.s3 import S3Store

@@ -23,7 +23,7 @@ from typing import Any
 
 from fedfa import manifests
 from fedfa.errors import FedfaError
-from fedfa.federation import Merged
+from fedfa.events import Merged
 from fedfa.manifests import Manifest
 from fedfa.observability import EXIT_FENCED, EXIT_MISCONFIGURED
 from fedfa.topology import EVENTS, UPDATES, jobs

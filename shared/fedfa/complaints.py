@@ -76,8 +76,12 @@ def _sections(annotation: Any) -> Sections:
 
 
 def _tags(section: type[BaseModel]) -> set[Any]:
-    fields = section.model_fields.values()
-    return {field.default for field in fields if get_origin(field.annotation) is Literal}
+    """What tells this section from its alternatives: the value of its one-valued literal."""
+    return {
+        field.default
+        for field in section.model_fields.values()
+        if get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+    }
 
 
 def _fields(sections: Sections) -> str:

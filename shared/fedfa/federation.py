@@ -1,7 +1,7 @@
 """The pure core: a federation as a value, and the one function that decides everything.
 
-`step(federation, event)` says what one event does: which updates fill the window, which slot
-opens its next generation and for which client, whether the version rises, when it is over. No
+`step(federation, event)` says what one event does: which updates fill the window, which slots
+open their next generation and for which clients, whether the version rises, when it is over. No
 I/O, no clock, no hidden randomness: the same events give the same federation, always. Services,
 simulator and `fedfa verify` all run it.
 """
@@ -10,7 +10,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from fedfa.merge import rule_of
+from fedfa.events import (
+    Abandoned,
+    Decision,
+    Event,
+    Job,
+    Merged,
+    Opened,
+    PoolChanged,
+    Rejected,
+    Stopped,
+)
+from fedfa.merge import Entry, Merge, rule_of
 from fedfa.randomness import prf
 from fedfa.spec import FederationSpec
 
@@ -30,140 +41,21 @@ class Client:
     pool: str = "default"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Job:
-    """ "Train this client": identified within its federation by slot and generation."""
-
-    slot: int
-    generation: int
-
-
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One of the Mc places for an open job; its index is its number."""
+    """One of the Mc places for a job; its index is its number.
 
-    generation: int
-    client: str
-    opened_at: int  # version when this generation opened
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """A finished job as its trainer reported it. Times inform (unix seconds) and decide nothing."""
-
-    job: Job
-    attempt: str
-    client: str
-    key: str
-    digest: str
-    base_version: int
-    num_examples: int
-    num_steps: int
-    loss: float
-    trainer: str
-    started_at: float
-    train_seconds: float
-    delay_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A window entry: one file, made of one client's update (or, one day, of a block's sum)."""
-
-    key: str
-    digest: str
-    base_version: int
-    num_examples: int
-    num_steps: int
-    clients: tuple[str, ...]
-
-
-# -- events: what may happen to a federation ---------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """An update enters the window.
-
-    norm: of its difference (deltas) or of its distance from the model (models).
-    step_norm: of w_t - w_{t-1}; None while the window fills and the model stays.
+    Open: its generation is out for a client. Waiting, which some rules want after a merged
+    update: its generation is the next one, and has no client yet.
     """
 
-    update: Update
-    norm: float
-    step_norm: float | None
-    outcome: Literal["merged"] = "merged"
+    generation: int
+    client: str  # "" while it waits
+    opened_at: int  # version when this generation opened, or began to wait
 
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """An update is refused for what it is; its slot goes on with another client."""
-
-    update: Update
-    reason: str
-    outcome: Literal["rejected"] = "rejected"
-
-
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """A job failed too often; its slot goes on with another client."""
-
-    job: Job
-    reason: str
-    outcome: Literal["abandoned"] = "abandoned"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolChanged:
-    """A pool lost all its trainers, or has some again. change counts the pool's changes from 1."""
-
-    pool: str
-    change: int
-    outcome: Literal["pool_down", "pool_up"]
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The end: no slot stays open, later updates are late."""
-
-    status: Literal["finished", "stopped", "failed"]
-    reason: str
-    final_version: int
-    outcome: Literal["stopped"] = "stopped"
-
-
-Event = Merged | Rejected | Abandoned | PoolChanged | Stopped
-
-
-def job_of(event: Event) -> Job | None:
-    """The job that an event closes, if any."""
-    match event:
-        case Merged(update) | Rejected(update):
-            return update.job
-        case Abandoned(job):
-            return job
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The job that a decision opened."""
-
-    job: Job
-    client: str
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One event, as decided: the version after it, its staleness, and the job it opened."""
-
-    event: Event
-    version: int
-    staleness: int | None
-    opened: Opened | None
-
-
-# -- state ------------------------------------------------------------------------------------
+    @property
+    def is_open(self) -> bool:
+        return self.client != ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +71,8 @@ class State:
     """All of a federation that changes; every manifest records it.
 
     trouble: rejections and abandonments in a row, by client. set_aside: client -> the number of
-    decisions after which it may be sampled again.
+    decisions after which it may be sampled again. update_norms, step_norms: of the newest, for
+    the guards; first_step_norm: the usual one when the run began.
     """
 
     status: Status
@@ -198,6 +91,7 @@ class State:
     pools: dict[str, Pool]
     update_norms: tuple[float, ...]
     step_norms: tuple[float, ...]
+    first_step_norm: float | None
 
 
 @dataclass(frozen=True)
@@ -219,7 +113,9 @@ class Federation:
 
     def open_jobs(self) -> list[tuple[Job, Slot]]:
         return [
-            (Job(number, slot.generation), slot) for number, slot in enumerate(self.state.slots)
+            (Job(number, slot.generation), slot)
+            for number, slot in enumerate(self.state.slots)
+            if slot.is_open
         ]
 
     def standing(self, job: Job) -> Standing:
@@ -228,10 +124,10 @@ class Federation:
             return "late"
         if job.slot >= len(self.state.slots):
             return "ahead"
-        generation = self.state.slots[job.slot].generation
-        if job.generation == generation:
-            return "open"
-        return "late" if job.generation < generation else "ahead"
+        slot = self.state.slots[job.slot]
+        if job.generation < slot.generation:
+            return "late"
+        return "open" if slot.is_open and job.generation == slot.generation else "ahead"
 
 
 def found(spec: FederationSpec, clients: tuple[Client, ...]) -> Federation:
@@ -256,6 +152,7 @@ def found(spec: FederationSpec, clients: tuple[Client, ...]) -> Federation:
         pools={},
         update_norms=(),
         step_norms=(),
+        first_step_norm=None,
     )
     federation = Federation(spec, tuple(sorted(clients, key=lambda client: client.name)), state)
     for number in range(spec.concurrency):
@@ -269,22 +166,24 @@ def found(spec: FederationSpec, clients: tuple[Client, ...]) -> Federation:
 def step(federation: Federation, event: Event) -> tuple[Federation, Decision]:
     """What one event does. The caller made sure that its job is open (see `standing`)."""
     state = replace(federation.state, num_decisions=federation.state.num_decisions + 1)
-    opened: Opened | None = None
+    opened: tuple[Opened, ...] = ()
     staleness: int | None = None
     match event:
         case Merged(update):
             staleness = state.version - update.base_version
-            state = _merged(federation.spec, state, event)
-            federation, opened = _reopen(federation.having(state), update.job)
+            verdict, window = apply_rule(federation, event)
+            state = _merged(state, event, verdict, window)
+            federation = federation.having(_closed(state, update.job))
+            federation, opened = _reopen(federation, _reopening(federation, verdict, update.job))
         case Rejected(update):
             staleness = state.version - update.base_version
             state = replace(state, num_rejected=state.num_rejected + 1)
-            state = _in_trouble(federation, state, update.job)
-            federation, opened = _reopen(federation.having(state), update.job)
+            state = _closed(_in_trouble(federation, state, update.job), update.job)
+            federation, opened = _reopen(federation.having(state), [update.job.slot])
         case Abandoned(job):
             state = replace(state, num_abandoned=state.num_abandoned + 1)
-            state = _in_trouble(federation, state, job)
-            federation, opened = _reopen(federation.having(state), job)
+            state = _closed(_in_trouble(federation, state, job), job)
+            federation, opened = _reopen(federation.having(state), [job.slot])
         case PoolChanged(name, change, outcome):
             pool = Pool(down=outcome == "pool_down", changes=change)
             federation = federation.having(replace(state, pools={**state.pools, name: pool}))
@@ -293,6 +192,36 @@ def step(federation: Federation, event: Event) -> tuple[Federation, Decision]:
                 replace(state, status=status, reason=reason, final_version=final_version, slots=())
             )
     return federation, Decision(event, federation.state.version, staleness, opened)
+
+
+def apply_rule(federation: Federation, event: Merged) -> tuple[Merge, tuple[Entry, ...]]:
+    """The rule's answer to one more update, and the window after it.
+
+    The event's step_norm is not looked at: it follows from the answer.
+    """
+    state, update = federation.state, event.update
+    entry = Entry(
+        key=update.key,
+        digest=update.digest,
+        base_version=update.base_version,
+        staleness=state.version - update.base_version,
+        num_examples=update.num_examples,
+        num_steps=update.num_steps,
+        clients=(update.client,),
+        cosine=1.0 if event.cosine is None else event.cosine,
+    )
+    window = (*state.window, entry)
+    verdict = rule_of(federation.spec).merge(window)
+    return verdict, window[len(window) - verdict.kept :]
+
+
+def too_stale(federation: Federation, base_version: int) -> str | None:
+    """Why the rule refuses an update from this version, or None: its base may be gone."""
+    limit = rule_of(federation.spec).max_staleness
+    staleness = federation.state.version - base_version
+    if limit is None or staleness <= limit:
+        return None
+    return f"too_stale: {staleness} versions, at most {limit} (rule.max_staleness)"
 
 
 def due_stop(federation: Federation, event: Event) -> Stopped | None:
@@ -318,27 +247,48 @@ def is_evaluation_due(federation: Federation, version: int) -> bool:
     return version % every == 0 or version == federation.state.final_version
 
 
+def excess_step(federation: Federation, step_norm: float) -> float | None:
+    """The limit that a step of the model exceeds, or None.
+
+    Against the newest steps, which a sudden divergence leaves behind, and against the first ones
+    with the factor squared: a slow divergence takes its own history along.
+    """
+    state, factor = federation.state, federation.spec.limits.step_norm_factor
+    limit = excess_norm(state.step_norms, step_norm, factor)
+    if limit is None and state.first_step_norm and step_norm > factor**2 * state.first_step_norm:
+        return factor**2 * state.first_step_norm
+    return limit
+
+
 def excess_norm(history: tuple[float, ...], norm: float, factor: float) -> float | None:
     """The limit that a norm exceeds, or None: factor times the median of a long enough history."""
     if len(history) < NORM_HISTORY_NEEDED:
         return None
-    limit = factor * sorted(history)[len(history) // 2]
+    limit = factor * median(history)
     return limit if limit > 0 and norm > limit else None
+
+
+def median(norms: tuple[float, ...]) -> float:
+    """The upper one of two."""
+    return sorted(norms)[len(norms) // 2]
 
 
 def sample(federation: Federation, job: Job) -> str:
     """The client of a job that is about to open: a PRF of (seed, slot, generation) picks.
 
     Among the idle clients of working pools that are not set aside; failing that, the idle client
-    that was set aside least recently; failing that, one of an unavailable pool. With at most as
-    many slots as clients somebody is always idle.
+    that was set aside least recently; failing that, one of an unavailable pool. Under a rule of
+    rounds a client whose update waits in the window is not idle. With at most as many slots as
+    clients somebody always is.
     """
     clients, state = federation.clients, federation.state
     busy = {
         federation.index[slot.client]
         for number, slot in enumerate(state.slots)
-        if number != job.slot
+        if number != job.slot and slot.is_open
     }
+    if rule_of(federation.spec).excludes_waiting:
+        busy |= {federation.index[name] for entry in state.window for name in entry.clients}
     draw = prf(federation.spec.seed, "client", job.slot, job.generation)
     aside = {
         federation.index[name]: until
@@ -368,30 +318,23 @@ def _nth_outside(n: int, excluded: list[int]) -> int:
     return n
 
 
-def _merged(spec: FederationSpec, state: State, event: Merged) -> State:
-    update = event.update
-    entry = Entry(
-        key=update.key,
-        digest=update.digest,
-        base_version=update.base_version,
-        num_examples=update.num_examples,
-        num_steps=update.num_steps,
-        clients=(update.client,),
-    )
-    window = (*state.window, entry)
-    merge = rule_of(spec.rule).merge(len(window))
-    step_norms = state.step_norms
+def _merged(state: State, event: Merged, verdict: Merge, window: tuple[Entry, ...]) -> State:
+    client = event.update.client
+    step_norms, first = state.step_norms, state.first_step_norm
     if event.step_norm is not None:
         step_norms = (*step_norms, event.step_norm)[-NORM_HISTORY:]
+        if first is None and len(step_norms) == NORM_HISTORY_NEEDED:
+            first = median(step_norms)
     return replace(
         state,
-        version=state.version + (merge.combination is not None),
-        window=window[len(window) - merge.kept :],
+        version=state.version + (verdict.combination is not None),
+        window=window,
         num_merged=state.num_merged + 1,
         failures_in_a_row=0,
-        trouble={name: count for name, count in state.trouble.items() if name != update.client},
+        trouble={name: count for name, count in state.trouble.items() if name != client},
         update_norms=(*state.update_norms, event.norm)[-NORM_HISTORY:],
         step_norms=step_norms,
+        first_step_norm=first,
     )
 
 
@@ -414,11 +357,32 @@ def _in_trouble(federation: Federation, state: State, job: Job) -> State:
     )
 
 
-def _reopen(federation: Federation, closed: Job) -> tuple[Federation, Opened]:
-    """Open the slot's next generation, for whoever is idle now: the closed job's client is too."""
-    job = Job(closed.slot, closed.generation + 1)
-    client = sample(federation, job)
-    state = federation.state
-    slot = Slot(job.generation, client, opened_at=state.version)
-    slots = (*state.slots[: job.slot], slot, *state.slots[job.slot + 1 :])
-    return federation.having(replace(state, slots=slots)), Opened(job, client)
+def _closed(state: State, job: Job) -> State:
+    """Close a job: its slot waits with the next generation until it opens again."""
+    return _with_slot(state, job.slot, Slot(job.generation + 1, "", opened_at=state.version))
+
+
+def _reopening(federation: Federation, verdict: Merge, closed: Job) -> list[int]:
+    """The slots that a merge opens again, by number."""
+    if verdict.reopens == "own":
+        return [closed.slot]
+    if verdict.reopens == "none":
+        return []
+    return [number for number, slot in enumerate(federation.state.slots) if not slot.is_open]
+
+
+def _reopen(federation: Federation, numbers: list[int]) -> tuple[Federation, tuple[Opened, ...]]:
+    """Open waiting slots, one by one, for whoever is idle then: the closed jobs' clients are."""
+    opened = []
+    for number in numbers:
+        state = federation.state
+        job = Job(number, state.slots[number].generation)
+        client = sample(federation, job)
+        slot = Slot(job.generation, client, opened_at=state.version)
+        federation = federation.having(_with_slot(state, number, slot))
+        opened.append(Opened(job, client))
+    return federation, tuple(opened)
+
+
+def _with_slot(state: State, number: int, slot: Slot) -> State:
+    return replace(state, slots=(*state.slots[:number], slot, *state.slots[number + 1 :]))

@@ -12,7 +12,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from fedfa import keys, manifests
 from fedfa.complaints import describe
 from fedfa.errors import InvalidInput, NotFound
-from fedfa.federation import Abandoned, Event, Merged, PoolChanged, Rejected, State, Stopped
+from fedfa.events import Abandoned, Event, Merged, PoolChanged, Rejected, Stopped
+from fedfa.federation import State
 from fedfa.manifests import Manifest, ModelRef
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
@@ -133,8 +134,8 @@ class HistoryReader:
             self._rows.append(
                 _row(manifest, decision.event, decision.version, decision.staleness, self._clients)
             )
-            if decision.opened is not None:
-                self._clients[decision.opened.job.slot] = decision.opened.client
+            for opened in decision.opened:
+                self._clients[opened.job.slot] = opened.client
         self._newest = manifest
 
     def _read_evaluations(self, readers: ThreadPoolExecutor) -> None:

@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 
 from fedfa import keys, manifests
 from fedfa.errors import InvalidInput, NotFound
+from fedfa.events import Decision
 from fedfa.failpoints import reach
-from fedfa.federation import Client, Decision, State, Status, found
+from fedfa.federation import Client, State, Status, found
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
 from fedfa.memory import Bytes
 from fedfa.messages import Count, Name, PoolName
@@ -119,7 +120,7 @@ def read_vector(store: ObjectStore, key: str, digest: str, template: Template) -
     return decode(found.body, template, max_header_bytes=MAX_HEADER_BYTES)
 
 
-def birth_from(body: bytes) -> tuple[Birth, FlatModel]:
+def birth_from(body: Bytes) -> tuple[Birth, FlatModel]:
     """The birth certificate in version 0's file: template from its tensors, clients from metadata.
 
     Raises InvalidInput where it is malformed.

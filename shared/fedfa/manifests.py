@@ -15,8 +15,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from fedfa import keys
 from fedfa.complaints import describe
 from fedfa.errors import AlreadyExists, Fenced, InvalidInput, NotFound
+from fedfa.events import Decision
 from fedfa.failpoints import reach
-from fedfa.federation import Client, Decision, Federation, State
+from fedfa.federation import Client, Federation, State
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensors import Template, canonical_json

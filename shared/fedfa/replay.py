@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 
 from fedfa import keys, ledger, manifests, retention
 from fedfa.errors import FedfaError, NotFound
-from fedfa.federation import Event, Federation, Merged, found, job_of, step
-from fedfa.manifests import Committed, Manifest
+from fedfa.events import Event, Merged, job_of
+from fedfa.federation import Federation, apply_rule, found, step, too_stale
+from fedfa.manifests import Committed, Manifest, ModelRef
 from fedfa.merge import rule_of
-from fedfa.replica import Replica, next_model, update_norm
+from fedfa.replica import Replica, needs_base, next_model, update_cosine, update_norm
 from fedfa.spec import KeepBounded, Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import FlatModel, encode, norm, sha256
+from fedfa.tensors import FlatModel, distance, encode, sha256
 
-TOLERANCE = 1e-9  # relative; of norms, which another numpy may sum differently
+TOLERANCE = 1e-9  # of norms (relative) and cosines, which another numpy may sum differently
 
 
 class Mismatch(FedfaError):
@@ -59,8 +60,7 @@ def verify(store: ObjectStore, federation: str) -> Iterator[Verified]:
         _check_chain(before, committed)
         if value is None or value.state.status != "running":
             raise Mismatch(f"manifest {manifest.n} follows the end of the federation")
-        models.merge(manifest)
-        value = _decide(value, manifest)
+        value = _decide(value, manifest, models)
         yield models.verified(manifest, before.manifest, value)
         before = committed
 
@@ -72,16 +72,17 @@ class _Models:
         self._store = store
         self._submission = submission
         self._start = _start(store, submission)
-        self._replica: Replica | None = None  # its federation lags: only its spec matters
+        self._replica: Replica | None = None
         self._replayed_from: int | None = None
+        self._committed: dict[int, ModelRef] = {}  # every version that has a model of its own
 
-    def merge(self, manifest: Manifest) -> None:
-        """Merge a manifest's updates again."""
+    def merge(self, value: Federation, event: Merged, manifest: Manifest) -> None:
+        """Merge one of a manifest's updates again; value is the federation before it."""
+        if self._replica is None:
+            return
+        before = replace(self._replica, federation=value)
         try:
-            for decision in manifest.decisions:
-                if self._replica is not None and isinstance(decision.event, Merged):
-                    where = f"manifest {manifest.n}, merged"
-                    self._replica = _merge(self._store, self._replica, decision.event, where)
+            self._replica = self._merged(before, event, f"manifest {manifest.n}, merged")
         except NotFound as error:
             self._start_later(manifest, error)
 
@@ -92,6 +93,8 @@ class _Models:
         is_new = False
         if value is not None:
             _check_name(manifest, before, value)
+            if manifest.model is not None:
+                self._committed[manifest.model.version] = manifest.model
             if self._replica is not None:
                 is_new = before is not None and before.model != manifest.model
                 if is_new:
@@ -99,6 +102,39 @@ class _Models:
             elif manifest.n == self._start:
                 is_new = self._begin(manifest, value)
         return Verified(manifest, is_new, self._replayed_from)
+
+    def _merged(self, replica: Replica, event: Merged, where: str) -> Replica:
+        update = event.update
+        vector = ledger.read_vector(self._store, update.key, update.digest, replica.model.template)
+        _check_scalar(f"{where}: norm", event.norm, update_norm(replica, vector))
+        self._check_cosine(replica, event, vector, where)
+        model, window = next_model(replica, event, vector)
+        if model is None:
+            return replace(replica, window=window)
+        assert event.step_norm is not None, "checked with the decision"
+        step_norm = distance(model.floats, replica.model.floats)
+        _check_scalar(f"{where}: step_norm", event.step_norm, step_norm)
+        return replace(replica, model=model, window=window)
+
+    def _check_cosine(self, replica: Replica, event: Merged, vector: FlatModel, where: str) -> None:
+        """Merging takes the recorded cosine; here it is measured again.
+
+        Not where its base is gone: bounded retention keeps bases for what is still to come.
+        """
+        update, base = event.update, None
+        if needs_base(replica, update.base_version):
+            committed = self._committed.get(update.base_version)
+            if committed is None:
+                raise Mismatch(f"{where}: its base, version {update.base_version}, has no model")
+            try:
+                base = ledger.read_model(self._store, committed, vector.template)
+            except NotFound:
+                if isinstance(self._submission.spec.retention, KeepBounded):
+                    return
+                raise
+        again = update_cosine(replica, update, vector, base)
+        if again is not None and event.cosine is not None:
+            _check_scalar(f"{where}: cosine", event.cosine, again, abs_tol=TOLERANCE)
 
     def _begin(self, manifest: Manifest, value: Federation) -> bool:
         try:
@@ -161,12 +197,15 @@ def _check_chain(before: Committed, after: Committed) -> None:
         raise Mismatch(f"manifest {after.manifest.n}: uid or number breaks the chain")
 
 
-def _decide(federation: Federation, manifest: Manifest) -> Federation:
-    """Take a manifest's decisions again: they need no vectors, the log has every scalar."""
+def _decide(federation: Federation, manifest: Manifest, models: _Models) -> Federation:
+    """Take a manifest's decisions again, and make its models again."""
     for decision in manifest.decisions:
-        where = f"manifest {manifest.n}, {decision.event.outcome}"
-        _check_event(federation, decision.event, where)
-        federation, again = step(federation, decision.event)
+        event = decision.event
+        where = f"manifest {manifest.n}, {event.outcome}"
+        _check_event(federation, event, where)
+        if isinstance(event, Merged):
+            models.merge(federation, event, manifest)
+        federation, again = step(federation, event)
         if again != decision:
             raise Mismatch(f"{where}: replays to {again}, the log says {decision}")
     if federation.state != manifest.state:
@@ -179,10 +218,15 @@ def _check_event(federation: Federation, event: Event, where: str) -> None:
     if job is not None and federation.standing(job) != "open":
         raise Mismatch(f"{where}: {job} was not open")
     if isinstance(event, Merged):
-        client = federation.state.slots[event.update.job.slot].client
-        if client != event.update.client:
-            raise Mismatch(f"{where}: the job was not open for {event.update.client}")
-        verdict = rule_of(federation.spec.rule).merge(len(federation.state.window) + 1)
+        update = event.update
+        client = federation.state.slots[update.job.slot].client
+        if client != update.client:
+            raise Mismatch(f"{where}: the job was not open for {update.client}")
+        if reason := too_stale(federation, update.base_version):
+            raise Mismatch(f"{where}: {reason}")
+        if (event.cosine is not None) != rule_of(federation.spec).needs_cosine:
+            raise Mismatch(f"{where}: cosine {event.cosine}, which the rule does not go with")
+        verdict, _ = apply_rule(federation, event)
         if (verdict.combination is None) != (event.step_norm is None):
             raise Mismatch(f"{where}: disagrees on whether the window was full")
 
@@ -212,23 +256,8 @@ def _read_birth(store: ObjectStore, manifest: Manifest) -> FlatModel:
     return vector
 
 
-def _merge(store: ObjectStore, replica: Replica, event: Merged, where: str) -> Replica:
-    """The vectors of one merge."""
-    update = event.update
-    vector = ledger.read_vector(store, update.key, update.digest, replica.model.template)
-    _check_scalar(f"{where}: norm", event.norm, update_norm(replica, vector))
-    model, window = next_model(replica, vector)
-    if model is None:
-        return replace(replica, window=window)
-    if event.step_norm is None:
-        raise Mismatch(f"{where}: the log says that the window was not full")
-    step_norm = norm(model.floats - replica.model.floats)
-    _check_scalar(f"{where}: step_norm", event.step_norm, step_norm)
-    return replace(replica, model=model, window=window)
-
-
-def _check_scalar(where: str, recorded: float, computed: float) -> None:
-    if not math.isclose(recorded, computed, rel_tol=TOLERANCE):
+def _check_scalar(where: str, recorded: float, computed: float, *, abs_tol: float = 0.0) -> None:
+    if not math.isclose(recorded, computed, rel_tol=TOLERANCE, abs_tol=abs_tol):
         raise Mismatch(f"{where}: {recorded!r} in the log, {computed!r} again")
 
 

@@ -9,9 +9,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedfa import keys
-from fedfa.federation import Federation, Merged, is_evaluation_due
+from fedfa.events import Merged
+from fedfa.federation import Federation, is_evaluation_due
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
+from fedfa.merge import rule_of
 from fedfa.spec import FederationSpec, KeepBounded, RetentionChoice, Stop
 from fedfa.store import ObjectInfo
 from fedfa.summary import LOWER_IS_BETTER, leading_metric
@@ -152,6 +154,8 @@ def keep(
     older = _best(spec.stop, evaluations) | _reached(spec.stop, evaluations)
     if head.state.status == "running":
         older |= set(unevaluated[:WAITING_KEPT])
+        reach = rule_of(spec).max_staleness or 0  # bases of updates that may still be merged
+        older |= set(range(head.state.version - reach, head.state.version))
     if head.state.final_version is not None:
         older.add(head.state.final_version)
     return Kept(

@@ -85,7 +85,7 @@ def summarize(history: History, *, now: float) -> Summary:
         merged=num_merged,
         rejected=state.num_rejected if state else 0,
         abandoned=state.num_abandoned if state else 0,
-        open_jobs=len(state.slots) if state else 0,
+        open_jobs=sum(slot.is_open for slot in state.slots) if state else 0,
         concurrency=spec.concurrency,
         updates_per_second=rate,
         staleness_mean=sum(staleness) / len(staleness) if staleness else None,

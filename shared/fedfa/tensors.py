@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfa.errors import InvalidTensors
-from fedfa.kernel import Floats, kernel
+from fedfa.kernel import NORM_BLOCK, Floats, kernel
 from fedfa.memory import Bytes, recycled
 
 Kind = Literal["parameter", "buffer", "integer"]
@@ -183,12 +183,29 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def norm(values: Floats, origin: Floats | None = None) -> float:
-    """Euclidean norm of values - origin in float64: the same bits on every machine.
+def norm(values: Floats) -> float:
+    """Euclidean norm in float64: the same bits on every machine. Not finite iff a value is not."""
+    return math.sqrt(kernel.squares(values))
 
-    No origin means 0. Finite if and only if every element is.
-    """
-    return math.sqrt(kernel.squares(values, origin))
+
+def distance(left: Floats, right: Floats) -> float:
+    """Euclidean norm of left - right, like `norm`. Not finite where one of them is not."""
+    return math.sqrt(kernel.squares(left, right))
+
+
+def cosine(start: Floats, end: Floats, along: Floats) -> float:
+    """The cosine of end - start with along, like `norm`; 0 where one of the two is 0."""
+    dot = way = length = 0.0
+    for first in range(0, along.size, NORM_BLOCK):
+        where = slice(first, first + NORM_BLOCK)
+        block = end[where].astype(np.float64) - start[where]
+        other = along[where].astype(np.float64)
+        dot += float(np.add.reduce(block * other))
+        way += float(np.add.reduce(block * block))
+        length += float(np.add.reduce(other * other))
+    if not way or not length:
+        return 0.0
+    return max(-1.0, min(1.0, dot / math.sqrt(way) / math.sqrt(length)))
 
 
 def encode(model: FlatModel, metadata: dict[str, Any] | None = None) -> bytes:

@@ -66,7 +66,7 @@ def local_update(
             task, module, shard, _passes(examples, spec.local, generator), spec, device, should_stop
         )
     end = modules.read(module, base.template)
-    if rule_of(spec.rule).sends == "deltas":
+    if rule_of(spec).sends == "deltas":
         num_parameters = base.template.num_parameters
         end.floats[:num_parameters] -= base.floats[:num_parameters]
     return LocalResult(end, len(examples), num_steps, loss)
@@ -109,8 +109,16 @@ def _train(
     device: torch.device,
     should_stop: Callable[[], bool],
 ) -> tuple[int, float]:
-    """Run the optimizer over the passes; returns steps taken and the last pass's mean loss."""
-    optimizer = _optimizer(module, spec.local.optimizer)
+    """Run the optimizer over the passes; returns steps taken and the last pass's mean loss.
+
+    With FedProx's mu each batch's loss has the penalty mu/2 * ||w - w_base||^2, which is not in
+    the loss returned. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020,
+    arXiv:1812.06127, equation 2, with the job's own base for the server's model.
+    """
+    trained = [tensor for tensor in module.parameters() if tensor.requires_grad]
+    optimizer = _optimizer(trained, spec.local.optimizer)
+    mu = spec.local.proximal
+    base = [tensor.detach().clone() for tensor in trained] if mu else []
     num_steps = 0
     for batches in passes:
         total = torch.zeros((), device=device)  # summed there: no wait for the GPU at each step
@@ -120,6 +128,8 @@ def _train(
             optimizer.zero_grad()
             loss = task.loss(module, batch_of(shard, indices, device))
             loss.backward()  # type: ignore[no-untyped-call]
+            if mu:
+                _pull(trained, base, mu)
             optimizer.step()
             total += loss.detach() * len(indices)
             num_steps += 1
@@ -158,8 +168,15 @@ def _passes(
         yield batches
 
 
-def _optimizer(module: nn.Module, choice: OptimizerChoice) -> torch.optim.Optimizer:
-    trained = [tensor for tensor in module.parameters() if tensor.requires_grad]
+@torch.no_grad()
+def _pull(trained: list[nn.Parameter], base: list[torch.Tensor], mu: float) -> None:
+    """Add the proximal penalty's gradient, mu * (w - w_base)."""
+    for tensor, start in zip(trained, base, strict=True):
+        if tensor.grad is not None:  # a tensor that the loss does not reach has not moved
+            tensor.grad.add_(tensor - start, alpha=mu)
+
+
+def _optimizer(trained: list[nn.Parameter], choice: OptimizerChoice) -> torch.optim.Optimizer:
     if isinstance(choice, AdamW):
         return torch.optim.AdamW(trained, lr=choice.learning_rate, weight_decay=choice.weight_decay)
     return torch.optim.SGD(

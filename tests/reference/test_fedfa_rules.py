@@ -12,29 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfa.merge import combine, rule_of
 from fedfa.spec import FedfaDelta, FedfaParam, RuleChoice
-from fedfa.tensors import FlatModel, Template, Tensor
-
-SCALAR = Template((Tensor("w", "parameter", "F32", (1,)),))
-
-
-def model(value: float) -> FlatModel:
-    return FlatModel(SCALAR, np.array([value], np.float32), np.empty(0, np.int64))
+from tests.reference.scalar import Sent, run
 
 
 def run_rule(choice: RuleChoice, start: float, sent: list[float]) -> list[float]:
     """The global model after each update, by the product's code."""
-    rule = rule_of(choice)
-    current, window, history = model(start), [], []
-    for value in sent:
-        window.append(model(value))
-        merge = rule.merge(len(window))
-        if merge.combination is not None:
-            current = combine(current, window[-len(merge.combination.weights) :], merge.combination)
-        window = window[len(window) - merge.kept :]
-        history.append(float(current.floats[0]))
-    return history
+    return run(choice, start, [Sent(value) for value in sent])
 
 
 def paper_param(start: float, sent: list[float], k: int) -> list[float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfa import manifests
-from fedfa.federation import Merged, Rejected
+from fedfa.events import Merged, Rejected
 from fedfa.messages import AbandonJob, RollCall, StopFederation
 from fedfa.replay import verify
 from fedfa.s3 import S3Store

@@ -19,7 +19,7 @@ import pytest
 
 from fedfa import keys, ledger
 from fedfa.broker import Consumer, Publisher
-from fedfa.federation import Abandoned, Job
+from fedfa.events import Abandoned, Job
 from fedfa.ledger import Ledger
 from fedfa.local.processes import ServerProcess, free_port
 from fedfa.manifests import ModelRef

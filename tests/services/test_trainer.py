@@ -20,7 +20,8 @@ from pydantic import SecretStr
 
 from fedfa import keys, ledger, modules, replica, submission
 from fedfa.broker import Consumer, Publisher
-from fedfa.federation import Abandoned, Client, Job, Update
+from fedfa.events import Abandoned, Job, Update
+from fedfa.federation import Client
 from fedfa.ledger import Ledger
 from fedfa.local.processes import ServerProcess, free_port
 from fedfa.local.rabbitmq import RabbitMQ

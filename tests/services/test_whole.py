@@ -8,7 +8,7 @@ import pytest
 
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
-from fedfa.federation import Merged
+from fedfa.events import Merged
 from fedfa.local.stack import LocalStack
 from fedfa.manifests import Manifest
 from fedfa.replay import verify

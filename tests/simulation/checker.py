@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedfa import keys, manifests
 from fedfa.errors import FedfaError
-from fedfa.federation import Abandoned, Decision, Job, Merged, Rejected, job_of
+from fedfa.events import Abandoned, Decision, Job, Merged, Rejected, job_of
 from fedfa.manifests import Committed
 from fedfa.messages import (
     AbandonJob,
@@ -141,19 +141,20 @@ class Checker:
         expected = run.submission.spec.concurrency if state.status == "running" else 0
         if len(state.slots) != expected:
             self.fail(f"{key}: {len(state.slots)} slots are open, not {expected}")
-        if len({slot.client for slot in state.slots}) != len(state.slots):
+        holders = [slot.client for slot in state.slots if slot.is_open]
+        if len(set(holders)) != len(holders):
             self.fail(f"{key}: one client has two slots")
         if len(run.log) == 1:
             run.opened |= {Job(at, slot.generation): 0 for at, slot in enumerate(state.slots)}
         for at, slot in enumerate(state.slots):
-            if Job(at, slot.generation) not in run.opened:
+            if slot.is_open and Job(at, slot.generation) not in run.opened:
                 self.fail(f"{key}: slot {at} is open for a generation that no decision opened")
 
     def _decided(self, run: Run, decision: Decision, n: int) -> None:
         """Invariants 2 and 7: each job once, and the bad ones rejected with a reason."""
         event, job = decision.event, job_of(decision.event)
-        if decision.opened is not None:
-            run.opened[decision.opened.job] = decision.version
+        for opened in decision.opened:
+            run.opened[opened.job] = decision.version
         if job is None:
             return
         if job in run.decided:

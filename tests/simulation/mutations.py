@@ -15,7 +15,8 @@ import numpy as np
 from fedfa import federation as core
 from fedfa import keys, ledger, manifests, replica
 from fedfa.errors import NotFound
-from fedfa.federation import Federation, Job, Rejected, Stopped, job_of
+from fedfa.events import Job, Rejected, Stopped, job_of
+from fedfa.federation import Federation
 from fedfa.history import Evaluation
 from fedfa.messages import EvalJob, InitReady, UpdateReady
 from fedfa.tensors import FlatModel, canonical_json
@@ -69,9 +70,9 @@ def dedupe_by_attempt(original: Any) -> Any:
 
 
 def slot_opened_twice(original: Any) -> Any:
-    def reopen(federation: Federation, closed: Job) -> Any:
-        after, opened = original(federation, closed)
-        slots = (*after.state.slots, after.state.slots[closed.slot])
+    def reopen(federation: Federation, numbers: list[int]) -> Any:
+        after, opened = original(federation, numbers)
+        slots = (*after.state.slots, *(after.state.slots[number] for number in numbers))
         return after.having(replace(after.state, slots=slots)), opened
 
     return reopen
@@ -88,8 +89,8 @@ def head_trusted(original: Any) -> Any:
 
 
 def running_sum(original: Any) -> Any:
-    def next_model(held: Any, vector: FlatModel) -> Any:
-        model, window = original(held, vector)
+    def next_model(held: Any, event: Any, vector: FlatModel) -> Any:
+        model, window = original(held, event, vector)
         is_param = held.federation.spec.rule.name == "fedfa-param"
         if model is None or not is_param or len(held.window) != len(window):
             return model, window

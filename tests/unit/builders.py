@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from fedfa.federation import Client, Federation, Job, Update, found
+from fedfa.events import Job, Update
+from fedfa.federation import Client, Federation, found
 from fedfa.manifests import Birth, ModelRef
+from fedfa.merge import Entry
 from fedfa.spec import FederationSpec, Submitted, parse
 from fedfa.tensors import FlatModel, Template, Tensor, encode
 
@@ -52,6 +54,20 @@ def update(federation: Federation, job: Job, **fields: Any) -> Update:
         "delay_seconds": 0.5,
     }
     return Update(**(defaults | fields))
+
+
+def entry(**fields: Any) -> Entry:
+    """A window entry of a fresh update of 10 examples in 5 steps."""
+    defaults: dict[str, Any] = {
+        "key": "fed/updates/0-1/x.safetensors",
+        "digest": DIGEST,
+        "base_version": 0,
+        "staleness": 0,
+        "num_examples": 10,
+        "num_steps": 5,
+        "clients": ("client-0000",),
+    }
+    return Entry(**(defaults | fields))
 
 
 def vector(seed: int, *, scale: float = 1.0) -> FlatModel:

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 from fedfa import keys, ledger
-from fedfa.federation import Abandoned, Decision, Job, Rejected
+from fedfa.events import Abandoned, Decision, Job, Rejected
 from fedfa.ledger import Ledger
 from fedfa.manifests import ModelRef
 from fedfa.replica import Replica, decide, merge

@@ -127,7 +127,7 @@ def test_neither_torch_nor_matplotlib_pika_or_boto3_is_imported_at_start() -> No
         ("rule: {name: fedfa-delta, window: 0}\nclients: 4", ["rule.window", "0"]),
         ("clients: 4\nconcurrency: 9", ["concurrency: 9", "at most 4"]),
         ("clients: 4\nwindow: 3", ["window: no such field"]),
-        ("clients: 4\nrule: {window: 3}", ["rule: 'name' says which one of fedfa-delta"]),
+        ("clients: 4\nrule: {window: 3}", ["rule: 'name' says which one of fedasync, fedavg"]),
         ("clients: 4\nrule: {name: fedavgg}", ["rule.name: there are: 'fedfa-delta'", "fedavgg"]),
         ("clients: 4\nlocal: {epoch: 1}", ["local.epoch: no such field", "epochs, steps"]),
         ("clients: 4\ndelay: none", ["delay: must be a mapping of fields", "unit_seconds"]),

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfa.merge import rule_of
-from fedfa.merge.combine import Combination, combine
-from fedfa.spec import FedfaDelta, FedfaParam
+from fedfa.merge import Combination, Entry, combine, rule_of
+from fedfa.spec import FedAsync, FedAvg, FedBuff, FedfaDelta, FedfaParam, Port, RuleChoice
 from fedfa.tensors import FlatModel, Floats, Template, Tensor
+from tests.unit.builders import entry, spec
 
 TEMPLATE = Template(
     (
@@ -30,9 +30,16 @@ def weights_only(values: Floats) -> FlatModel:
     return FlatModel(template, values.copy(), np.empty(0, np.int64))
 
 
-def test_param_takes_means_of_weights_and_buffers_and_the_greatest_integer() -> None:
-    combination = rule_of(FedfaParam(window=2)).merge(2).combination
+def full(choice: RuleChoice, number: int) -> Combination:
+    """What a rule does with this many equal updates."""
+    waiting = [entry() for _ in range(number)]
+    combination = rule_of(spec(rule=choice, concurrency=number)).merge(waiting).combination
     assert combination is not None
+    return combination
+
+
+def test_param_takes_means_of_weights_and_buffers_and_the_greatest_integer() -> None:
+    combination = full(FedfaParam(window=2), 2)
 
     merged = combine(
         model([9, 9, 9], [9, 9], 7),
@@ -45,8 +52,7 @@ def test_param_takes_means_of_weights_and_buffers_and_the_greatest_integer() -> 
 
 
 def test_delta_moves_buffers_by_beta_with_the_weights() -> None:
-    combination = rule_of(FedfaDelta(window=2)).merge(2).combination
-    assert combination is not None
+    combination = full(FedfaDelta(window=2), 2)
 
     merged = combine(
         model([10, 10, 10], [2, 2], 0),
@@ -59,29 +65,60 @@ def test_delta_moves_buffers_by_beta_with_the_weights() -> None:
 
 
 def test_buffers_never_overshoot_with_a_large_server_lr() -> None:
-    combination = rule_of(FedfaDelta(window=2, server_lr=50)).merge(2).combination
-    assert combination is not None
+    combination = full(FedfaDelta(window=2, server_lr=50), 2)
     assert combination.beta == 1.0
 
 
-def test_variances_stay_positive_over_two_thousand_merges() -> None:
+@pytest.mark.parametrize(
+    "choice",
+    [
+        FedfaDelta(window=5, server_lr=5.0),
+        FedfaDelta(window=5, server_lr=50.0, fednova=True),
+        FedfaParam(window=5),
+        FedBuff(window=5, server_lr=3.0),
+        FedAvg(),
+        FedAsync(alpha=0.9),
+        Port(window=5),
+    ],
+    ids=lambda choice: choice.name,
+)
+def test_variances_stay_positive_over_two_thousand_merges(choice: RuleChoice) -> None:
     generator = np.random.default_rng(0)
-    rule = rule_of(FedfaDelta(window=5, server_lr=5.0))
-    current, window = model([0, 0, 0], [1, 1], 0), []
+    rule = rule_of(spec(rule=choice, concurrency=5))
+    current = model([0, 0, 0], [1, 1], 0)
+    window: list[FlatModel] = []
+    entries: list[Entry] = []
     for count in range(2000):
         variances = generator.lognormal(sigma=5, size=2).tolist()
-        window = [*window, model([0, 0, 0], variances, count)][-5:]
-        merge = rule.merge(len(window))
+        window.append(model([0, 0, 0], variances, count))
+        steps, examples, stale = generator.integers(1, 100, 3).tolist()
+        entries.append(entry(num_steps=steps, num_examples=examples, staleness=stale))
+        merge = rule.merge(entries)
         if merge.combination:
-            current = combine(current, window, merge.combination)
+            merged = window[-len(merge.combination.weights) :]
+            current = combine(current, merged, merge.combination)
+        window = window[len(window) - merge.kept :]
+        entries = entries[len(entries) - merge.kept :]
         assert (current.floats[3:] > 0).all()
+
+
+def test_buffers_are_averaged_by_shares_whatever_the_weights_of_the_parameters() -> None:
+    combination = Combination(1.0, 1.0, (5.0, 1.0), 2.0, 0.5, (1.0, 3.0))
+
+    merged = combine(
+        model([0, 0, 0], [2, 2], 0),
+        [model([1, 2, 3], [4, 8], 1), model([3, 4, 5], [8, 0], 2)],
+        combination,
+    )
+
+    assert merged.floats[3:].tolist() == [4.5, 2]  # 0.5 * 2 + 0.5 * (1 * 4 + 3 * 8) / 4
 
 
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(2, 40_000), cut=st.floats(0.01, 0.99))
 def test_merging_in_pieces_of_any_size_changes_no_bit(seed: int, size: int, cut: float) -> None:
     generator = np.random.default_rng(seed)
     rows = generator.standard_cauchy((4, size)).astype(np.float32)
-    combination = Combination(1.0, 0.3, (1.0, 0.5, 2.0), 3.0, 0.3)
+    combination = Combination(1.0, 0.3, (1.0, 0.5, 2.0), 3.0, 0.3, (1.0, 2.0, 1.0))
     middle = max(1, int(size * cut))
 
     def merged(columns: slice) -> bytes:
@@ -94,8 +131,7 @@ def test_merging_in_pieces_of_any_size_changes_no_bit(seed: int, size: int, cut:
 def test_the_window_mean_equals_the_float64_reference_rounded_once() -> None:
     generator = np.random.default_rng(1)
     rows = generator.standard_cauchy((5, 50_000)).astype(np.float32)
-    combination = rule_of(FedfaParam(window=5)).merge(5).combination
-    assert combination is not None
+    combination = full(FedfaParam(window=5), 5)
 
     merged = combine(weights_only(rows[0]), [weights_only(row) for row in rows], combination)
 
@@ -106,16 +142,15 @@ def test_the_window_mean_equals_the_float64_reference_rounded_once() -> None:
 def test_a_merge_changes_none_of_its_inputs() -> None:
     window = [model([1, 2, 3], [1, 2], 5), model([3, 4, 5], [3, 4], 6)]
     before = [entry.floats.copy() for entry in window]
-    combination = rule_of(FedfaParam(window=2)).merge(2).combination
-    assert combination is not None
+    combination = full(FedfaParam(window=2), 2)
 
     for _ in range(3):
         combine(model([0, 0, 0], [0, 0], 0), window, combination)
 
-    for entry, copy in zip(window, before, strict=True):
-        np.testing.assert_array_equal(entry.floats, copy)
+    for update, copy in zip(window, before, strict=True):
+        np.testing.assert_array_equal(update.floats, copy)
 
 
 def test_the_number_of_updates_must_match_the_weights() -> None:
     with pytest.raises(AssertionError):
-        combine(model([0, 0, 0], [0, 0], 0), [], Combination(1, 1, (1.0,), 1, 1))
+        combine(model([0, 0, 0], [0, 0], 0), [], Combination(1, 1, (1.0,), 1, 1, (1.0,)))

@@ -7,7 +7,8 @@ import torch
 
 from fedfa import modules, spec, training
 from fedfa.errors import UnknownTask
-from fedfa.federation import Client, Job, Merged, found
+from fedfa.events import Job, Merged
+from fedfa.federation import Client, found
 from fedfa.replica import Replica, merge
 from fedfa.spec import FederationSpec
 from fedfa.tasks import base

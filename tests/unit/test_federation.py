@@ -6,17 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfa.federation import (
+from fedfa.events import (
     Abandoned,
-    Client,
     Decision,
     Event,
-    Federation,
     Job,
     Merged,
+    Opened,
     PoolChanged,
     Rejected,
     Stopped,
+)
+from fedfa.federation import (
+    Client,
+    Federation,
     due_stop,
     excess_norm,
     found,
@@ -54,9 +57,7 @@ def test_a_merged_update_closes_its_job_and_opens_the_next_generation() -> None:
     after, decision = step(value, merged(value, job))
     assert after.standing(job) == "late"
     assert after.standing(Job(1, 2)) == "open"
-    assert decision.opened is not None
-    assert decision.opened.job == Job(1, 2)
-    assert after.state.slots[1].client == decision.opened.client
+    assert decision.opened == (Opened(Job(1, 2), after.state.slots[1].client),)
 
 
 def test_the_version_stays_while_the_window_fills_and_then_rises_at_every_update() -> None:
@@ -88,7 +89,7 @@ def test_a_rejected_update_changes_no_model_state_and_reopens_its_slot() -> None
     job = open_job(value)
     after, decision = step(value, Rejected(update(value, job), "norm"))
     assert (after.state.version, after.state.window) == (value.state.version, value.state.window)
-    assert decision.opened is not None
+    assert len(decision.opened) == 1
     assert after.state.num_rejected == 1
 
 
@@ -157,7 +158,7 @@ def test_a_stop_closes_every_slot_and_makes_later_updates_late() -> None:
     assert value.state.slots == ()
     assert value.state.final_version == 3
     assert value.standing(job) == "late"
-    assert decision.opened is None
+    assert decision.opened == ()
 
 
 @pytest.mark.parametrize(("stop", "updates"), [({"updates": 7}, 7), ({"versions": 3}, 7)])

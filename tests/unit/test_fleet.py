@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from fedfa.federation import Abandoned, Client, Federation, Job, Stopped, found, step
+from fedfa.events import Abandoned, Job, Stopped
+from fedfa.federation import Client, Federation, found, step
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
 from fedfa.messages import (

@@ -6,7 +6,7 @@ import pytest
 
 from fedfa import keys, ledger, manifests
 from fedfa.errors import InvalidInput, NotFound
-from fedfa.federation import Decision, Job, Stopped
+from fedfa.events import Decision, Job, Stopped
 from fedfa.history import HistoryReader, find_model
 from fedfa.replica import decide, merge
 from fedfa.store import DirectoryStore

@@ -8,7 +8,7 @@ import pytest
 
 from fedfa import keys, ledger, manifests
 from fedfa.errors import Fenced, InvalidInput
-from fedfa.federation import Abandoned, Decision, Job, Rejected
+from fedfa.events import Abandoned, Decision, Job, Rejected
 from fedfa.ledger import Ledger
 from fedfa.manifests import ModelRef
 from fedfa.replay import Mismatch, verify
@@ -167,7 +167,7 @@ def test_a_diverging_run_ends_as_failed_with_its_last_good_model(store: Director
     held = commit(store, held, replica, decisions)
     assert [decision.event.outcome for decision in decisions] == ["rejected", "stopped"]
     assert held.state.status == "failed"
-    assert "lower server_lr" in held.state.reason
+    assert "lower rule.server_lr" in held.state.reason
     assert held.state.final_version == held.state.version
     assert len(list(verify(store, "fed"))) == 22
 

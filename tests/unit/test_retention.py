@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fedfa import keys, ledger, manifests, retention
 from fedfa.errors import InvalidSpec, NotFound
-from fedfa.federation import (
-    Abandoned,
-    Decision,
-    Event,
-    Job,
-    Merged,
-    Rejected,
-    Stopped,
-    Update,
-    found,
-    is_evaluation_due,
-    step,
-)
+from fedfa.events import Abandoned, Decision, Event, Job, Merged, Rejected, Stopped, Update
+from fedfa.federation import apply_rule, found, is_evaluation_due, step
 from fedfa.ledger import Ledger
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
-from fedfa.merge import rule_of
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import decide
 from fedfa.spec import KeepBounded, parse
@@ -298,8 +287,9 @@ class Folder(RuleBasedStateMachine):
         sent = self.write_update(job)
         if outcome == "rejected":
             return Rejected(sent, "norm")
-        full = rule_of(self.submission.spec.rule).merge(len(self.value.state.window) + 1)
-        return Merged(sent, 1.0, None if full.combination is None else 1.0)
+        event = Merged(sent, 1.0, None)
+        verdict, _ = apply_rule(self.value, event)
+        return event if verdict.combination is None else replace(event, step_norm=1.0)
 
     def write_update(self, job: Job) -> Update:
         digest = digest_of(f"update {self.num_files}")

@@ -99,6 +99,37 @@ def test_one_full_batch_of_sgd_is_one_gradient_step():
     assert (result.num_examples, result.num_steps) == (NUM_EXAMPLES, 1)
 
 
+def test_fedprox_adds_the_gradient_of_a_squared_penalty_anchored_to_the_jobs_base():
+    # given three steps on the whole shard, and autograd on the penalty as the paper writes it
+    mu, rate = 0.7, 0.05
+    spec = spec_with(
+        steps=3, batch_size=100, proximal=mu, optimizer={"name": "sgd", "learning_rate": rate}
+    )
+    task = Regression(spec)
+    model = task.model()
+    start = [tensor.detach().clone() for tensor in model.parameters()]
+    for _ in range(3):
+        loss = task.loss(model, task.shard("client").tensors)
+        pairs = zip(model.parameters(), start, strict=True)
+        penalty = sum(((tensor - anchor) ** 2).sum() for tensor, anchor in pairs)
+        gradients = torch.autograd.grad(loss + mu / 2 * penalty, list(model.parameters()))
+        with torch.no_grad():
+            for tensor, gradient in zip(model.parameters(), gradients, strict=True):
+                tensor -= rate * gradient
+    pairs = zip(model.parameters(), start, strict=True)
+    expected = torch.cat([(tensor - anchor).reshape(-1) for tensor, anchor in pairs])
+
+    # when
+    _, result = run(spec)
+
+    # then the deltas agree, and a longer pull leaves a smaller one
+    assert np.allclose(result.update.floats, expected.detach().numpy(), rtol=1e-5, atol=1e-7)
+    _, free = run(
+        spec.model_copy(update={"local": spec.local.model_copy(update={"proximal": 0.0})})
+    )
+    assert np.linalg.norm(result.update.floats) < np.linalg.norm(free.update.floats)
+
+
 def test_fedfa_param_sends_where_fedfa_delta_sends_the_difference():
     base, delta = run(spec_with("fedfa-delta"))
     same_base, param = run(spec_with("fedfa-param"))

@@ -6,7 +6,7 @@ the content are.
 
 from fedfa import keys
 from fedfa.errors import InvalidInput, InvalidTensors, NotFound, TooLarge
-from fedfa.federation import Job, Update
+from fedfa.events import Job, Update
 from fedfa.messages import UpdateReady
 from fedfa.store import Download, ObjectStore
 from fedfa.tensors import (

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import Counter, Histogram
 
-from fedfa.federation import Decision, Merged
+from fedfa.events import Decision, Merged
 
 updates = Counter("fedfa_updates", "Updates and abandonments by outcome", ["outcome"])
 dead_letters = Counter("fedfa_dead_letters", "Messages moved to the dead-letter queue")

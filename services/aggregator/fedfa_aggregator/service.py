@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fedfa import keys, manifests
 from fedfa import ledger as ledgers
+from fedfa import manifests
 from fedfa.broker import Consumer, Delivery
 from fedfa.errors import (
     FedfaError,
@@ -22,18 +22,11 @@ from fedfa.errors import (
     StoreUnavailable,
     Unavailable,
 )
+from fedfa.events import Abandoned, Decision, Job, Rejected, Stopped
 from fedfa.failpoints import reach
-from fedfa.federation import (
-    Abandoned,
-    Decision,
-    Federation,
-    Job,
-    Rejected,
-    Stopped,
-    is_evaluation_due,
-)
+from fedfa.federation import Federation, is_evaluation_due
+from fedfa.history import find_model
 from fedfa.ledger import Ledger
-from fedfa.manifests import ModelRef
 from fedfa.messages import (
     AbandonJob,
     AnyMessage,
@@ -43,24 +36,20 @@ from fedfa.messages import (
     UpdateReady,
 )
 from fedfa.observability import Pulse
-from fedfa.replica import Replica, decide, merge
+from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.retention import is_milestone
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import sha256
+from fedfa.tensors import FlatModel
 from fedfa.topology import BROADCAST, DEAD, Route, buried_because
 from fedfa_aggregator import metrics
+from fedfa_aggregator.births import Decidable, Undecidable, birth
 from fedfa_aggregator.inspection import fetch
 
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[AnyMessage | bytes, Route, dict[str, str]], None]
-Decidable = UpdateReady | AbandonJob | StopFederation
 FENCED_AGAIN_SECONDS = 60.0
-
-
-class Undecidable(FedfaError):
-    """Raised when a message can never be decided; its text goes to the dead-letter queue."""
 
 
 class Ahead(FedfaError):
@@ -193,7 +182,13 @@ class Aggregator:
             mail = queue.popleft()
             try:
                 if ledger is None:
-                    ledger = self._birth(federation, mail.message)
+                    ledger = birth(
+                        self._store,
+                        self._submission(federation),
+                        mail.message,
+                        writer=self._writer,
+                        now=self._clock(),
+                    )
                     batch.is_complete = batch.is_birth = True
                 elif mail.message.uid == ledger.submission.uid:
                     self._decide(ledger, batch, mail.message)
@@ -267,53 +262,23 @@ class Aggregator:
         reach("aggregator.fetched")
         if vector is None:
             return decide(replica, Rejected(update, reason))
+        base = None
+        if needs_base(replica, update.base_version):
+            try:
+                base = self._base(ledger, update.base_version)
+            except NotFound as error:
+                return decide(replica, Rejected(update, f"base_version: {error}"))
         with metrics.merge_seconds.time():
-            return merge(replica, update, vector)
+            return merge(replica, update, vector, base=base)
 
-    def _birth(self, federation: str, message: Decidable | InitReady) -> Ledger | None:
-        """Commit manifest 0 from the first initial model, or from a stop before it."""
-        submission = self._submission(federation)
-        if message.uid != submission.uid:
-            return None
-        if isinstance(message, StopFederation):
-            return ledgers.stillborn(
-                self._store,
-                submission,
-                status=message.status,
-                reason=message.reason,
-                writer=self._writer,
-                now=self._clock(),
-            )
-        if not isinstance(message, InitReady):
-            raise Undecidable(f"{message.kind}: {federation} has no version 0 yet")
-        if message.key != keys.model(federation, 0, message.digest):
-            raise Undecidable(f"key: {message.key!r:.200} is not this version 0 of {federation}")
+    def _base(self, ledger: Ledger, version: int) -> FlatModel:
+        """The model of an older version. Raises NotFound where that version never had one."""
+        assert ledger.birth is not None, "it has a replica"
+        model = find_model(self._store, ledger.submission.federation, version)
         try:
-            body = self._store.get(message.key, max_bytes=ledgers.MAX_INITIAL_MODEL_BYTES)
-            if sha256(body) != message.digest:
-                raise Undecidable(f"{message.key}: its bytes hash to {sha256(body)}")
-            birth, vector = ledgers.birth_from(body)
-        except (NotFound, InvalidInput) as error:
-            raise Undecidable(f"initial model: {error}") from error
-        reach("aggregator.birth_read")
-        if reason := ledgers.why_unborn(submission, birth):
-            return ledgers.stillborn(
-                self._store,
-                submission,
-                status="failed",
-                reason=reason,
-                writer=self._writer,
-                now=self._clock(),
-            )
-        return ledgers.bear(
-            self._store,
-            submission,
-            ModelRef(0, message.key, message.digest),
-            birth,
-            vector,
-            writer=self._writer,
-            now=self._clock(),
-        )
+            return ledgers.read_model(self._store, model, ledger.birth.template)
+        except (InvalidInput, NotFound) as error:  # retention keeps it: no fault of the update
+            raise Undecidable(f"{model.key}: cannot be read back: {error}") from error
 
     def _view(self, federation: str, uid: str) -> Ledger | None:
         """This aggregator's view of a federation, read from the bucket where it has none."""

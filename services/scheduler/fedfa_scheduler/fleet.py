@@ -8,7 +8,8 @@ and asks again until nothing is.
 from collections import Counter
 from dataclasses import dataclass
 
-from fedfa.federation import Federation, Job
+from fedfa.events import Job
+from fedfa.federation import Federation
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
 from fedfa.messages import (

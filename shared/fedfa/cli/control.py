@@ -11,7 +11,7 @@ from fedfa import submission
 from fedfa.cli import connections, console
 from fedfa.errors import FedfaError
 from fedfa.settings import BrokerSettings
-from fedfa.spec import FederationSpec, Submitted
+from fedfa.spec import FedAsync, FedAvg, FederationSpec, Submitted
 
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="the federation's YAML file", show_default=False)
@@ -85,6 +85,5 @@ def describe(spec: FederationSpec) -> str:
     """A spec in a few words."""
     rule = spec.rule
     clients = f"{spec.clients} clients" if spec.clients else "its own clients"
-    return (
-        f"{spec.task.name} on {clients} by {rule.name}, K = {rule.window}, Mc = {spec.concurrency}"
-    )
+    window = "" if isinstance(rule, FedAvg | FedAsync) else f"K = {rule.window}, "
+    return f"{spec.task.name} on {clients} by {rule.name}, {window}Mc = {spec.concurrency}"

@@ -16,7 +16,7 @@ from fedfa.cli import connections, console
 from fedfa.cli.control import Id
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidInput, Misconfigured, NotFound
-from fedfa.federation import Merged
+from fedfa.events import Merged
 from fedfa.history import HistoryReader
 from fedfa.store import ObjectStore
 from fedfa.submission import submitted

@@ -1,0 +1,66 @@
+"""The commit of manifest 0: from the first initial model, or from a stop before it."""
+
+from fedfa import keys
+from fedfa import ledger as ledgers
+from fedfa.errors import FedfaError, InvalidInput, NotFound
+from fedfa.failpoints import reach
+from fedfa.federation import Status
+from fedfa.ledger import Ledger
+from fedfa.manifests import Birth, ModelRef
+from fedfa.messages import AbandonJob, InitReady, StopFederation, UpdateReady
+from fedfa.spec import Submitted
+from fedfa.store import ObjectStore
+from fedfa.tensors import FlatModel
+
+Decidable = UpdateReady | AbandonJob | StopFederation
+
+
+class Undecidable(FedfaError):
+    """Raised when a message can never be decided; its text goes to the dead-letter queue."""
+
+
+def birth(
+    store: ObjectStore,
+    submission: Submitted,
+    message: Decidable | InitReady,
+    *,
+    writer: str,
+    now: float,
+) -> Ledger | None:
+    """Commit manifest 0 by this message; None where the message is another federation's.
+
+    Clients that cannot make this federation end it as failed, with the reason. Raises
+    Undecidable, and what a commit raises.
+    """
+    if message.uid != submission.uid:
+        return None
+
+    def stillborn(status: Status, reason: str) -> Ledger:
+        return ledgers.stillborn(
+            store, submission, status=status, reason=reason, writer=writer, now=now
+        )
+
+    if isinstance(message, StopFederation):
+        return stillborn(message.status, message.reason)
+    if not isinstance(message, InitReady):
+        raise Undecidable(f"{message.kind}: {submission.federation} has no version 0 yet")
+    certificate, vector = _read(store, message)
+    reach("aggregator.birth_read")
+    if reason := ledgers.why_unborn(submission, certificate):
+        return stillborn("failed", reason)
+    model = ModelRef(0, message.key, message.digest)
+    return ledgers.bear(store, submission, model, certificate, vector, writer=writer, now=now)
+
+
+def _read(store: ObjectStore, message: InitReady) -> tuple[Birth, FlatModel]:
+    if message.key != keys.model(message.federation, 0, message.digest):
+        raise Undecidable(
+            f"key: {message.key!r:.200} is not this version 0 of {message.federation}"
+        )
+    try:
+        found = store.download(message.key, max_bytes=ledgers.MAX_INITIAL_MODEL_BYTES)
+        if found.digest != message.digest:
+            raise Undecidable(f"{message.key}: its bytes hash to {found.digest}")
+        return ledgers.birth_from(found.body)
+    except (NotFound, InvalidInput) as error:
+        raise Undecidable(f"initial model: {error}") from error
