@@ -32,8 +32,6 @@ from fedfa.tensors import (
     sha256,
 )
 
-MAX_INITIAL_MODEL_BYTES = 64 * 2**30
-
 Stored = tuple[str, str]  # key, digest
 ReadAll = Callable[[Callable[[Stored], FlatModel], Iterable[Stored]], Iterable[FlatModel]]
 
@@ -59,11 +57,17 @@ class Ledger:
 
 
 def load(
-    store: ObjectStore, submission: Submitted, *, known: int = 0, read_all: ReadAll = map
+    store: ObjectStore,
+    submission: Submitted,
+    *,
+    known: int = 0,
+    read_all: ReadAll = map,
+    before_reading: Callable[[Birth], None] = lambda _: None,
 ) -> Ledger | None:
     """Read the newest state of a federation and its vectors; None before its birth.
 
     read_all: `map`, or an executor's, which reads several vectors of the window at once.
+    before_reading hears which vectors will be read, and may refuse by raising.
     Raises NotFound, or InvalidInput, where its objects are lost or damaged.
     """
     federation = submission.federation
@@ -76,6 +80,7 @@ def load(
     if manifest.state.status != "running" or manifest.model is None:
         return Ledger(submission, None, head, None)
     birth = manifests.birth_of(store, federation)
+    before_reading(birth)
     try:
         return Ledger(
             submission, birth, head, _read_replica(store, submission, birth, manifest, read_all)
@@ -85,7 +90,9 @@ def load(
         if newer is None or newer.digest == head.digest:
             raise
     # Collected while this reader stalled.
-    return load(store, submission, known=manifest.n, read_all=read_all)
+    return load(
+        store, submission, known=manifest.n, read_all=read_all, before_reading=before_reading
+    )
 
 
 def _read_replica(

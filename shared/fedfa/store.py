@@ -231,4 +231,5 @@ def check_key(key: str) -> str:
 
 def check_size(key: str, size_bytes: int, max_bytes: int | None) -> None:
     if max_bytes is not None and size_bytes > max_bytes:
-        raise TooLarge(f"{key}: {size_bytes} bytes, at most {max_bytes} allowed")
+        text = f"{key}: {size_bytes} bytes, at most {max_bytes} allowed"
+        raise TooLarge(text, size_bytes=size_bytes)

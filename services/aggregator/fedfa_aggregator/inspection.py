@@ -18,19 +18,17 @@ from fedfa.tensors import (
     read_header,
 )
 
+# The update with the digest of the bytes found, and either its vector or the reason for which it
+# must be rejected (the other is None or "").
+Fetched = tuple[Update, FlatModel | None, str]
 
-def fetch(
-    store: ObjectStore, message: UpdateReady, template: Template, *, client: str
-) -> tuple[Update, FlatModel | None, str]:
-    """Download and check one announced update.
 
-    Returns the update with the digest of the bytes found, and either its vector or the reason
-    for which it must be rejected (the other is None or "").
-    """
+def fetch(store: ObjectStore, message: UpdateReady, template: Template) -> Fetched:
+    """Download and check one announced update."""
     try:
-        found = _download(store, message, template, client=client)
+        found = _download(store, message, template)
     except InvalidInput as error:
-        return update_of(message, digest=message.digest or ""), None, _reason(error)
+        return unread(message, _reason(error))
     update = update_of(message, digest=found.digest)
     try:
         _check_digest(message, found.digest)
@@ -40,6 +38,11 @@ def fetch(
         return update, decode_data(found.body, header, template), ""
     except InvalidInput as error:
         return update, None, _reason(error)
+
+
+def unread(message: UpdateReady, reason: str) -> Fetched:
+    """A rejection that needs no look at the file."""
+    return update_of(message, digest=message.digest or ""), None, reason
 
 
 def update_of(message: UpdateReady, *, digest: str) -> Update:
@@ -60,15 +63,11 @@ def update_of(message: UpdateReady, *, digest: str) -> Update:
     )
 
 
-def _download(
-    store: ObjectStore, message: UpdateReady, template: Template, *, client: str
-) -> Download:
+def _download(store: ObjectStore, message: UpdateReady, template: Template) -> Download:
     slot, generation, attempt = message.slot, message.generation, message.attempt
     if not keys.is_update(message.key, message.federation, slot, generation, attempt):
         prefix = keys.updates_of(message.federation, slot, generation)
         raise InvalidInput(f"key: {message.key!r:.200} is not of {prefix}{attempt}")
-    if message.client != client:
-        raise InvalidInput(f"client: {message.client:.60}, the job is open for {client}")
     try:
         return store.download(message.key, max_bytes=max_update_bytes(template))
     except NotFound:
