@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSPreparedRequest, AWSRequest
+from botocore.awsrequest import AWSPreparedRequest, AWSRequest, HeadersDict
 from botocore.exceptions import ClientError
 from botocore.httpsession import URLLib3Session
 from botocore.parsers import create_parser
@@ -45,7 +45,8 @@ class SignedPut:
             request.headers["Expect"] = "100-continue"
         _Signer(self._session.get_credentials(), self._region, digest).add_auth(request)
         body: Any = list(parts)  # each part is one send
-        response = self._http.send(AWSPreparedRequest("PUT", url, request.headers, body, False))
+        headers: Any = HeadersDict(request.headers.items())
+        response = self._http.send(AWSPreparedRequest("PUT", url, headers, body, False))
         if response.status_code >= 301:
             raise ClientError(_error_in(response), "PutObject")
 

@@ -179,15 +179,17 @@ def test_an_upload_whose_answer_is_lost_is_sent_again(
     assert direct.get("upload/lost-answer") == OURS + bytes(size)
 
 
-def test_an_upload_damaged_on_the_way_is_refused_by_the_server(
-    server: SeaweedFS, direct: ObjectStore
-) -> None:
-    store = from_settings(server.settings().model_copy(update={"outage_seconds": 0.1}))
+def test_an_upload_tells_the_server_the_digest_that_it_must_find() -> None:
+    seen: list[dict[str, str]] = []
+    mismatch = b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>"
+    with http_server((400, mismatch), seen=seen) as endpoint:
+        store = from_settings(settings(endpoint, outage_seconds=0.1))
 
-    with pytest.raises(StoreUnavailable, match="XAmzContentSHA256Mismatch"):
-        store.upload("upload/damaged", [bytes(2_000_000)], digest=sha256(b"another"))
+        with pytest.raises(StoreUnavailable, match="XAmzContentSHA256Mismatch"):
+            store.upload("a", [b"bo", b"dy"], digest=sha256(b"body"))
 
-    assert not direct.exists("upload/damaged")
+    assert {each["x-amz-content-sha256"] for each in seen} == {sha256(b"body")}
+    assert all("x-amz-content-sha256" in each["authorization"] for each in seen)
 
 
 def test_a_large_upload_with_a_wrong_secret_is_reported_as_such(server: SeaweedFS) -> None:
@@ -401,12 +403,19 @@ def every_use(store: ObjectStore) -> list[Callable[[], object]]:
 
 
 @contextmanager
-def http_server(*answers: tuple[int, bytes]) -> Iterator[str]:
-    """A web server with these answers, whatever it is asked; the last one repeats."""
+def http_server(
+    *answers: tuple[int, bytes], seen: list[dict[str, str]] | None = None
+) -> Iterator[str]:
+    """A web server with these answers, whatever it is asked; the last one repeats.
+
+    seen: takes the headers of every request.
+    """
     script = chain(answers, repeat(answers[-1]))
 
     class Handler(ScriptedHandler):
         def next_answer(self) -> tuple[int, bytes]:
+            if seen is not None:
+                seen.append({name.lower(): value for name, value in self.headers.items()})
             return next(script)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

@@ -312,6 +312,9 @@ class Aggregator:
         """This aggregator's view of a federation, read from the bucket where it has none."""
         ledger = self._views.get(federation)
         if ledger is not None and ledger.submission.uid == uid:
+            if ledger.replica is not None:
+                spec, template = ledger.submission.spec, ledger.replica.model.template
+                self._views.make_room(federation, spec, template)
             return ledger
         return self._reload(federation)  # unknown, or deleted and submitted again
 
