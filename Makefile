@@ -8,14 +8,15 @@ RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell comma
 # A Debian 13 with RabbitMQ 4, made once with debootstrap (0.5 GB).
 RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
 
-.PHONY: help setup rabbitmq demo test test-faults test-fast test-rabbit4 soak chaos check chart images images-test format clean
+.PHONY: help setup rabbitmq demo test test-faults test-fast test-rabbit4 soak chaos bench bench-long check chart \
+	images images-test format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 setup: $(VENV)/.installed rabbitmq  ## virtual environment and RabbitMQ
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py shared/fedfa/kernel.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -48,6 +49,14 @@ chaos: setup  ## MINUTES (30) of random faults on real processes, then every inv
 
 soak: setup  ## 10,000 merges, then 10,000 with kills: memory and objects stay bounded
 	$(BIN)/python benchmarks/soak.py --merges 10000 --kill-every 10
+
+bench: setup  ## merge and aggregator against their limits and the straightforward way
+	$(BIN)/python benchmarks/merge.py
+	$(BIN)/python benchmarks/aggregator.py
+
+bench-long: setup  ## the same with 438 MB models: minutes, 8 GB
+	$(BIN)/python benchmarks/merge.py --models bert
+	$(BIN)/python benchmarks/aggregator.py --models bert
 
 check: $(VENV)/.installed  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

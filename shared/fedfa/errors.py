@@ -52,6 +52,10 @@ class UnknownTask(InvalidInput):
 class TooLarge(InvalidInput):
     """Raised when an object is larger than its reader allows; its body was not read."""
 
+    def __init__(self, text: str, *, size_bytes: int) -> None:
+        super().__init__(text)
+        self.size_bytes = size_bytes
+
 
 class Unavailable(FedfaError):
     """Raised when a peer gives no clear answer; the effect may or may not have happened."""

@@ -4,6 +4,7 @@ Design: bytes first, the manifest last. Until the manifest's conditional create 
 that a reader can see has changed; after it, everything has.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
@@ -14,6 +15,7 @@ from fedfa.events import Decision
 from fedfa.failpoints import reach
 from fedfa.federation import Client, State, Status, found
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
+from fedfa.memory import Bytes
 from fedfa.messages import Count, Name, PoolName
 from fedfa.replica import Replica
 from fedfa.spec import Submitted
@@ -23,14 +25,15 @@ from fedfa.tensors import (
     FlatModel,
     Template,
     decode,
-    encode,
+    file_parts,
     infer_template,
     max_update_bytes,
     read_header,
     sha256,
 )
 
-MAX_INITIAL_MODEL_BYTES = 64 * 2**30
+Stored = tuple[str, str]  # key, digest
+ReadAll = Callable[[Callable[[Stored], FlatModel], Iterable[Stored]], Iterable[FlatModel]]
 
 # A client's name travels in messages, its pool's in a queue's name: both are checked where they
 # enter. num_examples 0 is well-formed, and ends the federation with the reason.
@@ -53,9 +56,18 @@ class Ledger:
         return self.head.manifest.state
 
 
-def load(store: ObjectStore, submission: Submitted, *, known: int = 0) -> Ledger | None:
+def load(
+    store: ObjectStore,
+    submission: Submitted,
+    *,
+    known: int = 0,
+    read_all: ReadAll = map,
+    before_reading: Callable[[Birth], None] = lambda _: None,
+) -> Ledger | None:
     """Read the newest state of a federation and its vectors; None before its birth.
 
+    read_all: `map`, or an executor's, which reads several vectors of the window at once.
+    before_reading hears which vectors will be read, and may refuse by raising.
     Raises NotFound, or InvalidInput, where its objects are lost or damaged.
     """
     federation = submission.federation
@@ -68,25 +80,38 @@ def load(store: ObjectStore, submission: Submitted, *, known: int = 0) -> Ledger
     if manifest.state.status != "running" or manifest.model is None:
         return Ledger(submission, None, head, None)
     birth = manifests.birth_of(store, federation)
+    before_reading(birth)
     try:
-        return Ledger(submission, birth, head, _read_replica(store, submission, birth, manifest))
+        return Ledger(
+            submission, birth, head, _read_replica(store, submission, birth, manifest, read_all)
+        )
     except NotFound:
         newer = manifests.newest(store, federation, known=manifest.n)
         if newer is None or newer.digest == head.digest:
             raise
-    return load(store, submission, known=manifest.n)  # collected while this reader stalled
+    # Collected while this reader stalled.
+    return load(
+        store, submission, known=manifest.n, read_all=read_all, before_reading=before_reading
+    )
 
 
 def _read_replica(
-    store: ObjectStore, submission: Submitted, birth: Birth, manifest: Manifest
+    store: ObjectStore,
+    submission: Submitted,
+    birth: Birth,
+    manifest: Manifest,
+    read_all: ReadAll,
 ) -> Replica:
     assert manifest.model is not None
     value = manifests.federation_of(submission, birth, manifest.state)
-    window = tuple(
-        read_vector(store, entry.key, entry.digest, birth.template)
-        for entry in manifest.state.window
+    model, *window = read_all(
+        lambda entry: read_vector(store, *entry, birth.template),
+        [
+            (manifest.model.key, manifest.model.digest),
+            *((entry.key, entry.digest) for entry in manifest.state.window),
+        ],
     )
-    return Replica(value, read_model(store, manifest.model, birth.template), window)
+    return Replica(value, model, tuple(window))
 
 
 def read_model(store: ObjectStore, model: ModelRef, template: Template) -> FlatModel:
@@ -96,13 +121,13 @@ def read_model(store: ObjectStore, model: ModelRef, template: Template) -> FlatM
 
 def read_vector(store: ObjectStore, key: str, digest: str, template: Template) -> FlatModel:
     limit = max_update_bytes(template) + MAX_HEADER_BYTES  # version 0's header lists the clients
-    body = store.get(key, max_bytes=limit)
-    if sha256(body) != digest:
-        raise InvalidInput(f"{key}: its bytes hash to {sha256(body)}, the log says {digest}")
-    return decode(body, template, max_header_bytes=MAX_HEADER_BYTES)
+    found = store.download(key, max_bytes=limit)
+    if found.digest != digest:
+        raise InvalidInput(f"{key}: its bytes hash to {found.digest}, the log says {digest}")
+    return decode(found.body, template, max_header_bytes=MAX_HEADER_BYTES)
 
 
-def birth_from(body: bytes) -> tuple[Birth, FlatModel]:
+def birth_from(body: Bytes) -> tuple[Birth, FlatModel]:
     """The birth certificate in version 0's file: template from its tensors, clients from metadata.
 
     Raises InvalidInput where it is malformed.
@@ -217,13 +242,14 @@ def commit(
     in both cases the ledger is void and must be loaded again.
     """
     before = ledger.head.manifest
-    model, body = before.model, b""
+    model = before.model
+    parts: tuple[Bytes, ...] = ()
     if model is None or model.version != replica.version:
-        body = encode(replica.model)
-        digest = sha256(body)
+        parts = file_parts(replica.model)
+        digest = sha256(*parts)
         key = keys.model(before.federation, replica.version, digest)
         model = ModelRef(replica.version, key, digest)
-        store.put(key, body)
+        store.upload(key, parts, digest=digest)
         reach("commit.model_put")
     manifest = Manifest(
         federation=before.federation,
@@ -237,7 +263,7 @@ def commit(
         state=replica.federation.state,
     )
     head = manifests.commit(store, manifest)
-    if body and not store.exists(model.key):  # collected while this writer stalled
-        store.put(model.key, body)
+    if parts and not store.exists(model.key):  # collected while this writer stalled
+        store.upload(model.key, parts, digest=model.digest)
     running = manifest.state.status == "running"
     return Ledger(ledger.submission, ledger.birth, head, replica if running else None)

@@ -6,7 +6,7 @@ is StoreUnavailable. What no retry mends is Misconfigured, in one line that name
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,7 @@ import urllib3
 from botocore import exceptions as boto_errors
 from botocore.config import Config
 from botocore.parsers import ResponseParserError
-from pydantic import SecretStr
+from botocore.session import Session, get_session
 
 from fedfa.errors import (
     AlreadyExists,
@@ -26,8 +26,10 @@ from fedfa.errors import (
     StoreUnavailable,
     TooLarge,
 )
+from fedfa.memory import Bytes
+from fedfa.s3_put import SignedPut
 from fedfa.settings import StoreSettings
-from fedfa.store import ObjectInfo, check_key, check_size
+from fedfa.store import Download, ObjectInfo, check_key, check_size, download_from
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -79,7 +81,9 @@ class S3Store:
 
     def __init__(self, settings: StoreSettings) -> None:
         """Connects to nothing yet. Raises Misconfigured."""
-        self._client = _client(settings)
+        session = _session(settings)
+        self._client = _client(settings, session)
+        self._signed_put = SignedPut(settings, session, endpoint=self._client.meta.endpoint_url)
         self._settings = settings
         self._bucket = settings.bucket
 
@@ -105,6 +109,12 @@ class S3Store:
             check_key(key),
             lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=body),
         )
+
+    def download(self, key: str, *, max_bytes: int | None = None) -> Download:
+        return self._insist("get", check_key(key), lambda: self._download(key, max_bytes))
+
+    def upload(self, key: str, parts: Sequence[Bytes], *, digest: str) -> None:
+        self._insist("put", check_key(key), lambda: self._upload(key, parts, digest))
 
     def create(self, key: str, body: bytes) -> None:
         # After an unclear try the object may be ours already, or land later: the same request
@@ -159,6 +169,21 @@ class S3Store:
         with closing(answer["Body"]) as body:
             check_size(key, answer["ContentLength"], max_bytes)
             return body.read()
+
+    def _download(self, key: str, max_bytes: int | None) -> Download:
+        answer = self._client.get_object(Bucket=self._bucket, Key=key)
+        with closing(answer["Body"]) as body:
+            size = answer["ContentLength"]
+            check_size(key, size, max_bytes)
+            download = download_from(body.readinto, size)
+        if len(download.body) != size:
+            raise _Unclear(f"the answer broke off after {len(download.body)} of {size} bytes")
+        return download
+
+    def _upload(self, key: str, parts: Sequence[Bytes], digest: str) -> None:
+        address = {"Bucket": self._bucket, "Key": key}
+        url = self._client.generate_presigned_url("put_object", Params=address)
+        self._signed_put.put(url.partition("?")[0], parts, digest=digest)
 
     def _read_start(self, key: str, num_bytes: int) -> bytes:
         try:
@@ -302,9 +327,18 @@ class S3Store:
         return f"{operation} {key!r} in {self.name}" if key else f"{operation}: {self.name}"
 
 
-def _client(settings: StoreSettings) -> "S3Client":
+def _session(settings: StoreSettings) -> Session:
     if (settings.access_key is None) != (settings.secret_key is None):
         raise Misconfigured("set both FEDFA_S3_ACCESS_KEY and FEDFA_S3_SECRET_KEY, or neither")
+    session = get_session()
+    if settings.access_key is not None and settings.secret_key is not None:
+        session.set_credentials(
+            settings.access_key.get_secret_value(), settings.secret_key.get_secret_value()
+        )
+    return session
+
+
+def _client(settings: StoreSettings, session: Session) -> "S3Client":
     config = Config(
         signature_version="s3v4",
         s3={"addressing_style": "path" if settings.path_style else "virtual"},
@@ -319,22 +353,13 @@ def _client(settings: StoreSettings) -> "S3Client":
         tcp_keepalive=True,
     )
     try:
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=settings.endpoint,
-            region_name=settings.region,
-            aws_access_key_id=_revealed(settings.access_key),
-            aws_secret_access_key=_revealed(settings.secret_key),
-            config=config,
+        return boto3.session.Session(botocore_session=session).client(
+            "s3", endpoint_url=settings.endpoint, region_name=settings.region, config=config
         )
     except (ValueError, boto_errors.BotoCoreError) as error:
         raise Misconfigured(
             f"FEDFA_S3_ENDPOINT={settings.endpoint} FEDFA_S3_REGION={settings.region}: {error}"
         ) from error
-
-
-def _revealed(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()
 
 
 def _line(text: str) -> str:

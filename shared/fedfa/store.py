@@ -4,13 +4,15 @@ Everything a federation remembers lies behind these calls. `fedfa.s3` has the bu
 `DirectoryStore` serves the simulator, copied runs and tests.
 """
 
+import hashlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedfa.errors import (
     AlreadyExists,
@@ -20,11 +22,13 @@ from fedfa.errors import (
     StoreUnavailable,
     TooLarge,
 )
+from fedfa.memory import Bytes, recycled
 from fedfa.settings import StoreSettings
 
 if TYPE_CHECKING:
     from fedfa.s3 import S3Store
 
+CHUNK_BYTES = 1 << 18
 PARTIAL_FOLDER = ".partial"  # where a DirectoryStore writes what is not complete yet
 
 
@@ -35,6 +39,14 @@ class ObjectInfo:
     key: str
     size_bytes: int
     modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A large object: its bytes, writable and nobody else's, and their SHA-256 digest."""
+
+    body: memoryview
+    digest: str
 
 
 class ObjectStore(Protocol):
@@ -52,6 +64,15 @@ class ObjectStore(Protocol):
 
     def put(self, key: str, body: bytes) -> None:
         """Write an object, whole or not at all, over whatever is there."""
+
+    def download(self, key: str, *, max_bytes: int | None = None) -> Download:
+        """`get` for large objects: into recycled memory, hashed while it arrives."""
+
+    def upload(self, key: str, parts: Sequence[Bytes], *, digest: str) -> None:
+        """`put` for large objects, given in parts that are not copied.
+
+        digest: SHA-256 of the whole, in hexadecimal; a store may refuse another body.
+        """
 
     def create(self, key: str, body: bytes) -> None:
         """Write an object that must not exist; of several writers, exactly one succeeds.
@@ -100,12 +121,24 @@ class DirectoryStore:
         with self._errors("get", key), self._open(key) as file:
             return file.read(num_bytes)
 
+    def download(self, key: str, *, max_bytes: int | None = None) -> Download:
+        with self._errors("get", key), self._open(key) as file:
+            size = os.fstat(file.fileno()).st_size
+            check_size(key, size, max_bytes)
+            return download_from(file.readinto, size)
+
     def put(self, key: str, body: bytes) -> None:
-        with self._errors("put", key), self._complete(key, body) as (complete, target):
+        self._put(key, [body])
+
+    def upload(self, key: str, parts: Sequence[Bytes], *, digest: str) -> None:
+        self._put(key, parts)
+
+    def _put(self, key: str, parts: Sequence[Bytes]) -> None:
+        with self._errors("put", key), self._complete(key, parts) as (complete, target):
             complete.replace(target)
 
     def create(self, key: str, body: bytes) -> None:
-        with self._errors("create", key), self._complete(key, body) as (complete, target):
+        with self._errors("create", key), self._complete(key, [body]) as (complete, target):
             try:
                 target.hardlink_to(complete)
             except FileExistsError as error:
@@ -134,21 +167,23 @@ class DirectoryStore:
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
-    def _open(self, key: str) -> BinaryIO:
+    def _open(self, key: str) -> BufferedReader:
         try:
             return self._path(key).open("rb")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise NotFound(f"get {key!r} in {self.name}") from error
 
     @contextmanager
-    def _complete(self, key: str, body: bytes) -> Iterator[tuple[Path, Path]]:
+    def _complete(self, key: str, parts: Sequence[Bytes]) -> Iterator[tuple[Path, Path]]:
         """Write the body to a file of its own; gives it and the path where it should go."""
         target = self._path(key)
         complete = self._root / PARTIAL_FOLDER / uuid.uuid4().hex
         complete.parent.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            complete.write_bytes(body)
+            with complete.open("wb", buffering=0) as file:
+                for part in parts:
+                    _write_all(file, part)
             yield complete, target
         finally:
             complete.unlink(missing_ok=True)
@@ -163,6 +198,27 @@ class DirectoryStore:
             raise StoreUnavailable(f"{operation} {key!r} in {self.name}: {error}") from error
 
 
+def download_from(read_into: Callable[[Any], int], size_bytes: int) -> Download:
+    """Read exactly so many bytes, hashing each chunk while it is in the processor's cache.
+
+    read_into fills the start of a buffer and gives the number of bytes read. The body ends
+    early where it gives 0: then the result is shorter.
+    """
+    body = recycled(size_bytes).data
+    digest = hashlib.sha256()
+    at = 0
+    while at < size_bytes and (num_read := read_into(body[at : at + CHUNK_BYTES])):
+        digest.update(body[at : at + num_read])
+        at += num_read
+    return Download(body[:at], digest.hexdigest())
+
+
+def _write_all(file: RawIOBase, part: Bytes) -> None:
+    rest = memoryview(part)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
+
+
 def check_key(key: str) -> str:
     """The key itself. InvalidInput for one that a folder or a URL would read differently."""
     segments = key.split("/")
@@ -175,4 +231,5 @@ def check_key(key: str) -> str:
 
 def check_size(key: str, size_bytes: int, max_bytes: int | None) -> None:
     if max_bytes is not None and size_bytes > max_bytes:
-        raise TooLarge(f"{key}: {size_bytes} bytes, at most {max_bytes} allowed")
+        text = f"{key}: {size_bytes} bytes, at most {max_bytes} allowed"
+        raise TooLarge(text, size_bytes=size_bytes)

@@ -11,6 +11,7 @@ finite floats. Everything wrong is InvalidTensors.
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedfa.errors import InvalidTensors
+from fedfa.kernel import NORM_BLOCK, Floats, kernel
+from fedfa.memory import Bytes, recycled
 
 Kind = Literal["parameter", "buffer", "integer"]
-Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
 METADATA_KEY = "fedfa"
 MAX_HEADER_BYTES = 16 * 1024 * 1024  # of version 0, which also lists the clients
-NORM_BLOCK = 65_536
 
 _INTEGER_DTYPES: dict[str, npt.DTypeLike] = {
     "BOOL": np.bool_,
@@ -107,6 +108,24 @@ class Template:
         """Bytes of all tensors as stored, without the header."""
         return sum(tensor.size * _ITEM_BYTES[tensor.dtype] for tensor in self.tensors)
 
+    @cached_property
+    def header(self) -> bytes:
+        """The header of a model's file, without metadata; its length in front, as in the file."""
+        return _framed(self.entries)
+
+    @cached_property
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """The header's entry of each tensor, in canonical order."""
+        entries, end = {}, 0
+        for tensor in self.tensors:
+            start, end = end, end + tensor.size * _ITEM_BYTES[tensor.dtype]
+            entries[tensor.name] = {
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "data_offsets": [start, end],
+            }
+        return entries
+
     def slices(self) -> Iterator[tuple[Tensor, slice]]:
         """Each tensor with its place in the float vector, or in the integer vector."""
         at = {"float": 0, "integer": 0}
@@ -143,11 +162,20 @@ class FlatModel:
 
     @property
     def is_finite(self) -> bool:
-        return bool(np.isfinite(self.floats).all())
+        return math.isfinite(kernel.squares(self.floats))
 
 
-def sha256(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
+def new_floats(size: int) -> Floats:
+    """A vector of arbitrary content."""
+    return recycled(size * 4).view(np.float32)
+
+
+def sha256(*parts: Bytes) -> str:
+    """The digest of an object, given whole or in parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def canonical_json(value: Any) -> str:
@@ -156,22 +184,13 @@ def canonical_json(value: Any) -> str:
 
 
 def norm(values: Floats) -> float:
-    """Euclidean norm in float64, summed over fixed blocks in order: the same on every machine."""
-    total = 0.0
-    for start in range(0, values.size, NORM_BLOCK):
-        block = values[start : start + NORM_BLOCK].astype(np.float64)
-        total += float(np.add.reduce(block * block))
-    return math.sqrt(total)
+    """Euclidean norm in float64: the same bits on every machine. Not finite iff a value is not."""
+    return math.sqrt(kernel.squares(values))
 
 
 def distance(left: Floats, right: Floats) -> float:
     """Euclidean norm of left - right, like `norm`. Not finite where one of them is not."""
-    total = 0.0
-    for start in range(0, left.size, NORM_BLOCK):
-        where = slice(start, start + NORM_BLOCK)
-        block = left[where].astype(np.float64) - right[where]
-        total += float(np.add.reduce(block * block))
-    return math.sqrt(total)
+    return math.sqrt(kernel.squares(left, right))
 
 
 def cosine(start: Floats, end: Floats, along: Floats) -> float:
@@ -191,24 +210,30 @@ def cosine(start: Floats, end: Floats, along: Floats) -> float:
 
 def encode(model: FlatModel, metadata: dict[str, Any] | None = None) -> bytes:
     """The safetensors file of a model: canonical order, at most one metadata key."""
-    header: dict[str, Any] = {}
-    if metadata is not None:
-        header["__metadata__"] = {METADATA_KEY: canonical_json(metadata)}
-    parts: list[bytes] = [np.ascontiguousarray(model.floats, dtype="<f4").tobytes()]
-    end = 0
-    for tensor, where in model.template.slices():
-        start, end = end, end + tensor.size * _ITEM_BYTES[tensor.dtype]
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-        if tensor.kind == "integer":
-            values = model.integers[where].astype(_INTEGER_DTYPES[tensor.dtype])
-            parts.append(values.tobytes())
+    return b"".join(file_parts(model, metadata))
+
+
+def file_parts(model: FlatModel, metadata: dict[str, Any] | None = None) -> tuple[Bytes, ...]:
+    """The same file in parts, the floats as a view of the model: nothing large is copied."""
+    template = model.template
+    if metadata is None:
+        header = template.header
+    else:
+        note = {"__metadata__": {METADATA_KEY: canonical_json(metadata)}}
+        header = _framed(note | template.entries)
+    integers = [
+        model.integers[where].astype(_INTEGER_DTYPES[tensor.dtype]).tobytes()
+        for tensor, where in template.slices()
+        if tensor.kind == "integer"
+    ]
+    floats = np.ascontiguousarray(model.floats, dtype="<f4")
+    return header, floats.data.cast("B"), b"".join(integers)
+
+
+def _framed(header: dict[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the data to 8 bytes
-    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+    return len(text).to_bytes(8, "little") + text
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +245,7 @@ class Header:
     data_start: int
 
 
-def read_header(body: bytes, *, max_header_bytes: int = MAX_HEADER_BYTES) -> Header:
+def read_header(body: Bytes, *, max_header_bytes: int = MAX_HEADER_BYTES) -> Header:
     """Parse and check the header at the start of a (possibly longer or cut) safetensors file."""
     if len(body) < 8:
         raise InvalidTensors(f"safetensors: {len(body)} bytes, a file has at least 8")
@@ -230,7 +255,8 @@ def read_header(body: bytes, *, max_header_bytes: int = MAX_HEADER_BYTES) -> Hea
     if len(body) < 8 + length:
         raise InvalidTensors(f"safetensors: cut off inside its header of {length} bytes")
     try:
-        fields = json.loads(body[8 : 8 + length], object_pairs_hook=_without_duplicates)
+        text = bytes(body[8 : 8 + length])
+        fields = json.loads(text, object_pairs_hook=_without_duplicates)
         raw = fields.pop("__metadata__", {})
         metadata = json.loads(raw[METADATA_KEY]) if METADATA_KEY in raw else {}
         entries = {_encodable(name): _entry(value) for name, value in fields.items()}
@@ -274,42 +300,80 @@ def max_update_header_bytes(template: Template) -> int:
     return 16_384 + sum(len(tensor.name) * 6 + 256 for tensor in template.tensors)
 
 
-def decode(body: bytes, template: Template, *, max_header_bytes: int | None = None) -> FlatModel:
+def decode(body: Bytes, template: Template, *, max_header_bytes: int | None = None) -> FlatModel:
     """Read a model or update that must match the template exactly.
 
-    Floats may be stored as F16 or BF16 and are widened exactly; nothing else may differ.
+    Floats may be stored as F16 or BF16 and are widened exactly; nothing else may differ. Where
+    the file stores them as a FlatModel does, the model's floats are a view of the body.
     """
     header = read_header(
         body, max_header_bytes=max_header_bytes or max_update_header_bytes(template)
     )
+    return decode_data(body, header, template)
+
+
+def decode_data(body: Bytes, header: Header, template: Template) -> FlatModel:
+    """`decode` for who has read the header already."""
     expected = {tensor.name for tensor in template.tensors}
     if set(header.entries) != expected:
         missing, extra = expected - set(header.entries), set(header.entries) - expected
         raise InvalidTensors(f"tensors: missing {_some(missing)}, unexpected {_some(extra)}")
     data = memoryview(body)[header.data_start :]
     _check_layout(header, len(data))
-    floats = np.empty(template.num_floats, np.float32)
+    for tensor in template.tensors:
+        _check_entry(header, tensor)
     integers = np.empty(template.num_integers, np.int64)
     for tensor, where in template.slices():
-        dtype, shape, start, end = header.entries[tensor.name]
-        allowed = {tensor.dtype} if tensor.kind == "integer" else {"F32", "F16", "BF16"}
-        if dtype not in allowed:
-            raise InvalidTensors(f"{tensor.name}: dtype {dtype}, expected {tensor.dtype}")
-        if shape != tensor.shape:
-            raise InvalidTensors(
-                f"{tensor.name}: shape {list(shape)}, expected {list(tensor.shape)}"
-            )
-        if end - start != tensor.size * _ITEM_BYTES[dtype]:
-            raise InvalidTensors(f"{tensor.name}: {end - start} bytes for {dtype}{list(shape)}")
         if tensor.kind == "integer":
+            dtype, _, start, end = header.entries[tensor.name]
             integers[where] = np.frombuffer(data[start:end], _INTEGER_DTYPES[dtype])
-        else:
-            floats[where] = _widened(data[start:end], dtype)
+    floats = _stored_floats(data, header, template)
+    if floats is None:
+        floats = _gathered_floats(data, header, template)
     model = FlatModel(template, floats, integers)
     if not model.is_finite:
         bad = [t.name for t, array in model.named() if not np.isfinite(array).all()]
         raise InvalidTensors(f"{_some(bad)}: holds NaN or infinity")
     return model
+
+
+def _check_entry(header: Header, tensor: Tensor) -> None:
+    dtype, shape, start, end = header.entries[tensor.name]
+    allowed = {tensor.dtype} if tensor.kind == "integer" else {"F32", "F16", "BF16"}
+    if dtype not in allowed:
+        raise InvalidTensors(f"{tensor.name}: dtype {dtype}, expected {tensor.dtype}")
+    if shape != tensor.shape:
+        raise InvalidTensors(f"{tensor.name}: shape {list(shape)}, expected {list(tensor.shape)}")
+    if end - start != tensor.size * _ITEM_BYTES[dtype]:
+        raise InvalidTensors(f"{tensor.name}: {end - start} bytes for {dtype}{list(shape)}")
+
+
+def _stored_floats(data: memoryview, header: Header, template: Template) -> Floats | None:
+    """The floats where they lie: little-endian float32 in canonical order, aligned; else None."""
+    if sys.byteorder != "little":
+        return None
+    for tensor, where in template.slices():
+        dtype, _, start, _ = header.entries[tensor.name]
+        if tensor.kind != "integer" and (dtype, start) != ("F32", where.start * 4):
+            return None
+    floats: Floats = np.frombuffer(data, np.float32, template.num_floats)
+    return floats if floats.flags.aligned else None
+
+
+def _gathered_floats(data: memoryview, header: Header, template: Template) -> Floats:
+    floats = new_floats(template.num_floats)
+    for tensor, where in template.slices():
+        if tensor.kind == "integer":
+            continue
+        dtype, _, start, end = header.entries[tensor.name]
+        part = floats[where]
+        if dtype == "BF16":  # the upper half of a float32
+            np.left_shift(
+                np.frombuffer(data[start:end], "<u2"), 16, out=part.view(np.uint32), dtype=np.uint32
+            )
+        else:
+            part[...] = np.frombuffer(data[start:end], "<f4" if dtype == "F32" else "<f2")
+    return floats
 
 
 def infer_template(header: Header, *, num_parameters: int) -> Template:
@@ -320,12 +384,6 @@ def infer_template(header: Header, *, num_parameters: int) -> Template:
         kind: Kind = "parameter" if floats_before < num_parameters else "buffer"
         tensors.append(Tensor(name, "integer" if dtype in _INTEGER_DTYPES else kind, dtype, shape))
     return Template(tuple(tensors))
-
-
-def _widened(data: memoryview, dtype: str) -> Floats:
-    if dtype == "BF16":  # the upper half of a float32
-        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view(np.float32)
-    return np.frombuffer(data, "<f4" if dtype == "F32" else "<f2").astype(np.float32, copy=False)
 
 
 def _check_layout(header: Header, num_bytes: int) -> None:

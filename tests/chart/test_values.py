@@ -7,13 +7,13 @@ from typing import Any
 import helm_python as helm
 import pytest
 import yaml
-from k8s import generate
 from pydantic_settings import BaseSettings
 
 from fedfa.settings import SECRETS_DIR, BrokerSettings, ServiceSettings, StoreSettings
 from fedfa_aggregator.settings import AggregatorSettings
 from fedfa_scheduler.settings import SchedulerSettings
 from fedfa_trainer.settings import TrainerSettings
+from k8s import generate
 from tests.chart.conftest import (
     CHART,
     RELEASE,
@@ -50,6 +50,7 @@ def test_a_pod_can_be_given_every_setting_and_no_other(render: Render, component
         "settings": {"trainerTorchThreads": 2, "trainerTaskAllow": "mine.*"}
     }
     values["scheduler"]["settings"]["poolDownAfterSeconds"] = 600
+    values["aggregator"].setdefault("settings", {})["aggregatorMemoryMib"] = 2048
     objects = render(values)
     config = named(objects, "ConfigMap", f"{RELEASE}-{component}")["data"]
     deployment = named(objects, "Deployment", f"{RELEASE}-{component}")

@@ -15,8 +15,10 @@ from pydantic import SecretStr
 
 from fedfa import conformance
 from fedfa.errors import AlreadyExists, InvalidInput, Misconfigured, NotFound, TooLarge
+from fedfa.memory import Bytes
 from fedfa.settings import StoreSettings
 from fedfa.store import DirectoryStore, ObjectStore, from_settings
+from fedfa.tensors import sha256
 
 ALL_BYTES = bytes(range(256)) * 5000  # 1.28 MB, so that it spans many reads
 
@@ -34,6 +36,42 @@ def test_a_created_object_comes_back(store: ObjectStore, folder: str, body: byte
     store.create(f"{folder}/a", body)
 
     assert store.get(f"{folder}/a") == body
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[b""], [b"text"], [b"he", bytearray(b"ad"), b"", memoryview(ALL_BYTES)]],
+    ids=["empty", "text", "parts"],
+)
+def test_a_large_object_comes_back_with_its_digest(
+    store: ObjectStore, folder: str, parts: list[Bytes]
+) -> None:
+    body = b"".join(parts)
+    store.upload(f"{folder}/a/b.bin", parts, digest=sha256(body))
+
+    found = store.download(f"{folder}/a/b.bin", max_bytes=len(body))
+
+    assert found.body == body == store.get(f"{folder}/a/b.bin")
+    assert found.digest == sha256(body)
+
+
+def test_a_downloaded_body_is_its_readers_own(store: ObjectStore, folder: str) -> None:
+    store.put(f"{folder}/a", ALL_BYTES)
+    first = store.download(f"{folder}/a").body
+    first[:4] = b"mine"
+
+    second = store.download(f"{folder}/a").body
+
+    assert second == ALL_BYTES
+    assert first[:4] == b"mine"
+
+
+def test_an_upload_replaces_the_object(store: ObjectStore, folder: str) -> None:
+    store.put(f"{folder}/a", b"long and old")
+
+    store.upload(f"{folder}/a", [b"new"], digest=sha256(b"new"))
+
+    assert store.get(f"{folder}/a") == b"new"
 
 
 def test_a_put_replaces_the_object(store: ObjectStore, folder: str) -> None:
@@ -98,6 +136,8 @@ def test_what_does_not_exist_is_not_found(store: ObjectStore, folder: str) -> No
             store.get(key)
         with pytest.raises(NotFound, match=key):
             store.get_start(key, 10)
+        with pytest.raises(NotFound, match=key):
+            store.download(key)
     store.delete(f"{folder}/missing")
     assert list(store.list(f"{folder}/missing/")) == []
 
@@ -106,8 +146,9 @@ def test_an_object_over_the_limit_is_refused(store: ObjectStore, folder: str) ->
     store.put(f"{folder}/a", b"12345")
 
     assert store.get(f"{folder}/a", max_bytes=5) == b"12345"
-    with pytest.raises(TooLarge, match="5 bytes, at most 4"):
-        store.get(f"{folder}/a", max_bytes=4)
+    for read in (store.get, store.download):
+        with pytest.raises(TooLarge, match="5 bytes, at most 4"):
+            read(f"{folder}/a", max_bytes=4)
 
 
 def test_the_start_of_an_object_can_be_read_alone(store: ObjectStore, folder: str) -> None:
@@ -167,12 +208,14 @@ def test_the_folders_are_the_first_components(store: ObjectStore, folder: str) -
     "key", ["", "/", "/etc/passwd", "a//b", "a/", "../a", "a/../../b", "a/.", ".partial/a", "a\0b"]
 )
 def test_a_key_that_could_mean_another_place_is_refused(store: ObjectStore, key: str) -> None:
-    for use in (store.get, store.exists, store.delete):
+    for use in (store.get, store.download, store.exists, store.delete):
         with pytest.raises(InvalidInput, match="no object key"):
             use(key)
     for write in (store.put, store.create):
         with pytest.raises(InvalidInput, match="no object key"):
             write(key, b"")
+    with pytest.raises(InvalidInput, match="no object key"):
+        store.upload(key, [b""], digest=sha256(b""))
 
 
 def test_a_listing_does_not_leave_the_folder(tmp_path: Path) -> None:

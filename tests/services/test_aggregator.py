@@ -69,7 +69,7 @@ def test_a_pool_is_marked_once_for_each_change_and_a_change_too_many_is_dead_let
     down = MarkPool(**identity, change=1, outcome="pool_down")
     for _ in range(2):
         driver.send(down)
-        assert driver.hear(lambda ready: True).n == 1
+        driver.hear(lambda ready: ready.n == 1)
     assert driver.state().pools["default"].down
     driver.send(MarkPool(**identity, change=3, outcome="pool_up"))
     assert "change 3 of default, the last is 1" in driver.dead_letter()

@@ -27,6 +27,7 @@ SPEC = {
 }
 
 
+@pytest.mark.timeout(300)
 def test_a_real_runs_log_is_trained_again_to_identical_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,7 +45,7 @@ def test_a_real_runs_log_is_trained_again_to_identical_models(
             newest = manifests.newest(store, "real")
             return newest is not None and newest.manifest.state.status == "finished"
 
-        wait_for(has_ended, seconds=90)
+        wait_for(has_ended, seconds=150)
         # when
         again = list(repeat(store, "real", tmp_path / "again", num_workers=2, threads=1))
         # then

@@ -17,6 +17,7 @@ from fedfa.local.processes import free_port
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.settings import StoreSettings
 from fedfa.store import ObjectStore, from_settings
+from fedfa.tensors import sha256
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.services
@@ -148,6 +149,55 @@ def test_an_answer_that_breaks_off_is_asked_for_again(
     assert proxied.get_start("broken-off", 1000) == body[:1000]
     assert proxied.exists("broken-off")
     assert proxy.num_cut == 2
+
+
+@pytest.mark.parametrize("after_bytes", [0, 100, 50_000, 1_000_000])
+def test_a_download_that_breaks_off_starts_again(
+    proxied: ObjectStore, proxy: Proxy, after_bytes: int
+) -> None:
+    body = bytes(range(256)) * 8000
+    proxied.put("broken-off", body)
+    proxy.cut_responses(2, after_bytes=after_bytes)
+
+    found = proxied.download("broken-off")
+
+    assert found.body == body
+    assert found.digest == sha256(body)
+    assert proxy.num_cut == 2
+
+
+@pytest.mark.parametrize("size", [4000, 4_000_000])
+def test_an_upload_whose_answer_is_lost_is_sent_again(
+    proxied: ObjectStore, proxy: Proxy, direct: ObjectStore, size: int
+) -> None:
+    parts = [OURS, memoryview(bytes(size))]
+    proxy.cut_responses(2)
+
+    proxied.upload("upload/lost-answer", parts, digest=sha256(*parts))
+
+    assert proxy.num_cut == 2
+    assert direct.get("upload/lost-answer") == OURS + bytes(size)
+
+
+def test_an_upload_tells_the_server_the_digest_that_it_must_find() -> None:
+    seen: list[dict[str, str]] = []
+    mismatch = b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>"
+    with http_server((400, mismatch), seen=seen) as endpoint:
+        store = from_settings(settings(endpoint, outage_seconds=0.1))
+
+        with pytest.raises(StoreUnavailable, match="XAmzContentSHA256Mismatch"):
+            store.upload("a", [b"bo", b"dy"], digest=sha256(b"body"))
+
+    assert {each["x-amz-content-sha256"] for each in seen} == {sha256(b"body")}
+    assert all("x-amz-content-sha256" in each["authorization"] for each in seen)
+
+
+def test_a_large_upload_with_a_wrong_secret_is_reported_as_such(server: SeaweedFS) -> None:
+    wrong = server.settings().model_copy(update={"secret_key": SecretStr("not-the-secret")})
+    body = bytes(20_000_000)
+
+    with pytest.raises(Misconfigured, match="FEDFA_S3_SECRET_KEY"):
+        from_settings(wrong).upload("upload/denied", [body], digest=sha256(body))
 
 
 def test_lost_answers_to_puts_listings_and_deletes_are_asked_for_again(
@@ -343,6 +393,8 @@ def every_use(store: ObjectStore) -> list[Callable[[], object]]:
         lambda: store.get_start("a", 1),
         lambda: store.exists("a"),
         lambda: store.put("a", b""),
+        lambda: store.download("a"),
+        lambda: store.upload("a", [b""], digest=sha256(b"")),
         lambda: store.create("a", b""),
         lambda: store.delete("a"),
         lambda: list(store.list("")),
@@ -351,12 +403,19 @@ def every_use(store: ObjectStore) -> list[Callable[[], object]]:
 
 
 @contextmanager
-def http_server(*answers: tuple[int, bytes]) -> Iterator[str]:
-    """A web server with these answers, whatever it is asked; the last one repeats."""
+def http_server(
+    *answers: tuple[int, bytes], seen: list[dict[str, str]] | None = None
+) -> Iterator[str]:
+    """A web server with these answers, whatever it is asked; the last one repeats.
+
+    seen: takes the headers of every request.
+    """
     script = chain(answers, repeat(answers[-1]))
 
     class Handler(ScriptedHandler):
         def next_answer(self) -> tuple[int, bytes]:
+            if seen is not None:
+                seen.append({name.lower(): value for name, value in self.headers.items()})
             return next(script)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

@@ -1,11 +1,13 @@
 """The bucket in memory, and each process's faulty way to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from fedfa.errors import AlreadyExists, NotFound, StoreUnavailable
-from fedfa.store import ObjectInfo, check_key, check_size
+from fedfa.memory import Bytes
+from fedfa.store import Download, ObjectInfo, check_key, check_size
+from fedfa.tensors import sha256
 from tests.simulation.checker import Checker
 from tests.simulation.faults import Faults
 from tests.simulation.world import UNIX_EPOCH, Life
@@ -13,7 +15,24 @@ from tests.simulation.world import UNIX_EPOCH, Life
 T = TypeVar("T")
 
 
-class MemoryStore:
+class WholeObjects:
+    """Large objects moved like small ones."""
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        raise NotImplementedError
+
+    def put(self, key: str, body: bytes) -> None:
+        raise NotImplementedError
+
+    def download(self, key: str, *, max_bytes: int | None = None) -> Download:
+        body = self.get(key, max_bytes=max_bytes)
+        return Download(memoryview(bytearray(body)), sha256(body))
+
+    def upload(self, key: str, parts: Sequence[Bytes], *, digest: str) -> None:
+        self.put(key, b"".join(parts))
+
+
+class MemoryStore(WholeObjects):
     """An ObjectStore without faults. The checker sees every write."""
 
     def __init__(self, checker: Checker) -> None:
@@ -62,7 +81,7 @@ class MemoryStore:
         self.checker.wrote(key, body)
 
 
-class FaultyStore:
+class FaultyStore(WholeObjects):
     """One process's client of the bucket: every call is an effect."""
 
     def __init__(self, life: Life, memory: MemoryStore, faults: Faults) -> None:

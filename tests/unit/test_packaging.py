@@ -76,7 +76,7 @@ def imported_by(package: str) -> set[str]:
     [
         ("pika", "shared/fedfa/broker/"),
         ("boto3", "shared/fedfa/s3.py"),
-        ("botocore", "shared/fedfa/s3.py"),
+        ("botocore", "shared/fedfa/s3"),
         ("msgpack", "shared/fedfa/messages.py"),
         ("torchvision", "shared/fedfa/tasks/cifar10.py"),
     ],

@@ -20,6 +20,8 @@ from fedfa.paper.plan import PARTS, Plan, Run
 from fedfa.paper.profiles import CPU, DIGITS, FULL, METHODS, Profile, Rates
 from fedfa.store import DirectoryStore
 
+pytestmark = pytest.mark.timeout(400)  # of which seven runs take most, each with its worker
+
 TINY = tuple(
     replace(
         benchmark,
@@ -108,7 +110,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan, dict[str
     return folder, whole, {run.id: outcomes.read(folder, run) for run in runs}
 
 
-@pytest.mark.timeout(400)
 def test_finished_runs_are_not_made_again(made: Any) -> None:
     folder, whole, _ = made
     runs = whole.needed(["table6", "fig1"])
@@ -117,7 +118,6 @@ def test_finished_runs_are_not_made_again(made: Any) -> None:
     assert runner.missing(folder, [*runs, another]) == [another]
 
 
-@pytest.mark.timeout(400)
 def test_points_are_the_logs_own(made: Any) -> None:
     folder, whole, found = made
     store = DirectoryStore(folder)
@@ -146,7 +146,6 @@ def test_points_are_the_logs_own(made: Any) -> None:
     assert fedfa.points[-1].seconds < fedavg.points[-1].seconds
 
 
-@pytest.mark.timeout(400)
 def test_tables_and_figures_are_made_of_real_runs(made: Any) -> None:
     _, whole, found = made
     targets = {whole.sweep.name: outcomes.target([found[whole.run(whole.sweep, "fedavg").id]])}

@@ -26,6 +26,8 @@ from fedfa.spec import FederationSpec, parse
 from fedfa.store import DirectoryStore
 from fedfa.training import _passes
 
+pytestmark = pytest.mark.timeout(300)  # each worker imports torch, on whatever core is free
+
 FIELDS: dict[str, Any] = {
     "task": {"name": "digits"},
     "clients": 6,
@@ -125,7 +127,7 @@ def command(folder: Path, variables: Mapping[str, str]) -> "subprocess.Popen[str
 
 
 def end(run: "subprocess.Popen[str]") -> tuple[int, str]:
-    said, _ = run.communicate(timeout=110)
+    said, _ = run.communicate(timeout=140)
     return run.returncode, said
 
 
@@ -142,7 +144,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     code, said = end(command(tmp_path, {}))
     # then
     assert code == 0, said
-    assert written(tmp_path) == {key: body for key, body in written(reference).items()}
+    assert written(tmp_path) == written(reference)
 
 
 def test_an_interrupted_run_says_so_leaves_no_worker_and_goes_on(

@@ -1,14 +1,17 @@
 """fedfa-aggregator: settings -> store, broker -> loop."""
 
+import logging
 import os
 import signal
 import socket
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 from fedfa import conformance
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import FedfaError, Fenced
+from fedfa.kernel import kernel
 from fedfa.observability import (
     EXIT_FENCED,
     Pulse,
@@ -21,9 +24,14 @@ from fedfa.observability import (
 from fedfa.s3 import S3Store
 from fedfa.topology import UPDATES_QUEUE
 from fedfa_aggregator.collector import Collector
+from fedfa_aggregator.reading import Reader
 from fedfa_aggregator.service import Aggregator, run
 from fedfa_aggregator.settings import AggregatorSettings
+from fedfa_aggregator.views import Views, default_memory_bytes
 
+logger = logging.getLogger(__name__)
+
+WINDOW_READERS = 4  # after a start; then the network is the limit
 PUBLISH_SECONDS = 20.0  # then it is an outage, and nothing is held while it lasts
 
 
@@ -35,8 +43,12 @@ def main() -> None:
         await_bucket(store.ensure_bucket)
         await_bucket(lambda: conformance.probe(store, now=time.time))
         publisher = Publisher(broker_settings, name="aggregator")
+        reader = Reader(store)
         consumer = Consumer(
-            broker_settings, [(UPDATES_QUEUE, settings.aggregator_prefetch)], name="aggregator"
+            broker_settings,
+            [(UPDATES_QUEUE, settings.aggregator_prefetch)],
+            name="aggregator",
+            heard=reader.hear,
         )
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: consumer.stop())
@@ -46,17 +58,28 @@ def main() -> None:
             settings.http_port,
             {"/healthz": pulse.answer, "/readyz": ready(lambda: consumer.is_consuming)},
         )
-        with Collector(store, on_end=consumer.stop) as collector:
+        mib = settings.aggregator_memory_mib
+        memory_bytes = default_memory_bytes() if mib is None else mib * 2**20
+        extra = {"kernel": kernel.name, "memory_bytes": memory_bytes}
+        logger.info("ready to merge", extra=extra)
+        with (
+            Collector(store, on_end=consumer.stop) as collector,
+            ThreadPoolExecutor(WINDOW_READERS, "window") as pool,
+        ):
             aggregator = Aggregator(
                 store,
                 lambda message, route, headers: publisher.publish(
                     message, route, headers=headers, timeout_seconds=PUBLISH_SECONDS
                 ),
                 writer=writer,
+                reader=reader,
+                views=Views(memory_bytes=memory_bytes),
+                read_all=pool.map,
                 tend=collector.tend,
                 beat=pulse.beat,
             )
             run(consumer, aggregator, store, pulse)
+        reader.close()
         consumer.close()
         publisher.close()
     except Fenced as error:

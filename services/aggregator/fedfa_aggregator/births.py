@@ -2,7 +2,7 @@
 
 from fedfa import keys
 from fedfa import ledger as ledgers
-from fedfa.errors import FedfaError, InvalidInput, NotFound
+from fedfa.errors import FedfaError, InvalidInput, NotFound, TooLarge
 from fedfa.failpoints import reach
 from fedfa.federation import Status
 from fedfa.ledger import Ledger
@@ -10,7 +10,8 @@ from fedfa.manifests import Birth, ModelRef
 from fedfa.messages import AbandonJob, InitReady, MarkPool, StopFederation, UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import FlatModel, sha256
+from fedfa.tensors import FlatModel
+from fedfa_aggregator.views import Views
 
 Decidable = UpdateReady | AbandonJob | StopFederation | MarkPool
 
@@ -24,12 +25,14 @@ def birth(
     submission: Submitted,
     message: Decidable | InitReady,
     *,
+    views: Views,
     writer: str,
     now: float,
 ) -> Ledger | None:
     """Commit manifest 0 by this message; None where the message is another federation's.
 
-    Clients that cannot make this federation end it as failed, with the reason. Raises
+    A model too large for this aggregator, and clients that cannot make this federation, end it
+    as failed, with the reason. Raises
     Undecidable, and what a commit raises.
     """
     if message.uid != submission.uid:
@@ -44,7 +47,11 @@ def birth(
         return stillborn(message.status, message.reason)
     if not isinstance(message, InitReady):
         raise Undecidable(f"{message.kind}: {submission.federation} has no version 0 yet")
-    certificate, vector = _read(store, message)
+    try:
+        limit = views.largest_model_bytes(submission.spec)
+        certificate, vector = _read(store, message, max_bytes=limit)
+    except TooLarge as error:
+        return stillborn("failed", views.refusal(submission.spec, error.size_bytes))
     reach("aggregator.birth_read")
     if reason := ledgers.why_unborn(submission, certificate):
         return stillborn("failed", reason)
@@ -52,15 +59,17 @@ def birth(
     return ledgers.bear(store, submission, model, certificate, vector, writer=writer, now=now)
 
 
-def _read(store: ObjectStore, message: InitReady) -> tuple[Birth, FlatModel]:
+def _read(store: ObjectStore, message: InitReady, *, max_bytes: int) -> tuple[Birth, FlatModel]:
     if message.key != keys.model(message.federation, 0, message.digest):
         raise Undecidable(
             f"key: {message.key!r:.200} is not this version 0 of {message.federation}"
         )
     try:
-        body = store.get(message.key, max_bytes=ledgers.MAX_INITIAL_MODEL_BYTES)
-        if sha256(body) != message.digest:
-            raise Undecidable(f"{message.key}: its bytes hash to {sha256(body)}")
-        return ledgers.birth_from(body)
+        found = store.download(message.key, max_bytes=max_bytes)
+        if found.digest != message.digest:
+            raise Undecidable(f"{message.key}: its bytes hash to {found.digest}")
+        return ledgers.birth_from(found.body)
+    except TooLarge:
+        raise
     except (NotFound, InvalidInput) as error:
         raise Undecidable(f"initial model: {error}") from error

@@ -8,36 +8,41 @@ from fedfa import keys
 from fedfa.errors import InvalidInput, InvalidTensors, NotFound, TooLarge
 from fedfa.events import Job, Update
 from fedfa.messages import UpdateReady
-from fedfa.store import ObjectStore
+from fedfa.store import Download, ObjectStore
 from fedfa.tensors import (
     FlatModel,
     Template,
-    decode,
+    decode_data,
     max_update_bytes,
     max_update_header_bytes,
     read_header,
-    sha256,
 )
 
+# The update with the digest of the bytes found, and either its vector or the reason for which it
+# must be rejected (the other is None or "").
+Fetched = tuple[Update, FlatModel | None, str]
 
-def fetch(
-    store: ObjectStore, message: UpdateReady, template: Template, *, client: str
-) -> tuple[Update, FlatModel | None, str]:
-    """Download and check one announced update.
 
-    Returns the update with the digest of the bytes found, and either its vector or the reason
-    for which it must be rejected (the other is None or "").
-    """
+def fetch(store: ObjectStore, message: UpdateReady, template: Template) -> Fetched:
+    """Download and check one announced update."""
     try:
-        body = _download(store, message, template, client=client)
+        found = _download(store, message, template)
     except InvalidInput as error:
-        return update_of(message, digest=message.digest or ""), None, _reason(error)
-    update = update_of(message, digest=sha256(body))
+        return unread(message, _reason(error))
+    update = update_of(message, digest=found.digest)
     try:
-        _check_identity(body, message, update.digest, template)
-        return update, decode(body, template), ""
+        _check_digest(message, found.digest)
+        header = read_header(found.body, max_header_bytes=max_update_header_bytes(template))
+        if header.metadata != message.metadata():
+            raise InvalidInput("metadata: the file does not say what its message says")
+        return update, decode_data(found.body, header, template), ""
     except InvalidInput as error:
         return update, None, _reason(error)
+
+
+def unread(message: UpdateReady, reason: str) -> Fetched:
+    """A rejection that needs no look at the file."""
+    return update_of(message, digest=message.digest or ""), None, reason
 
 
 def update_of(message: UpdateReady, *, digest: str) -> Update:
@@ -58,29 +63,22 @@ def update_of(message: UpdateReady, *, digest: str) -> Update:
     )
 
 
-def _download(
-    store: ObjectStore, message: UpdateReady, template: Template, *, client: str
-) -> bytes:
+def _download(store: ObjectStore, message: UpdateReady, template: Template) -> Download:
     slot, generation, attempt = message.slot, message.generation, message.attempt
     if not keys.is_update(message.key, message.federation, slot, generation, attempt):
         prefix = keys.updates_of(message.federation, slot, generation)
         raise InvalidInput(f"key: {message.key!r:.200} is not of {prefix}{attempt}")
-    if message.client != client:
-        raise InvalidInput(f"client: {message.client:.60}, the job is open for {client}")
     try:
-        return store.get(message.key, max_bytes=max_update_bytes(template))
+        return store.download(message.key, max_bytes=max_update_bytes(template))
     except NotFound:
         raise InvalidInput(f"missing: no object {message.key}") from None
 
 
-def _check_identity(body: bytes, message: UpdateReady, digest: str, template: Template) -> None:
+def _check_digest(message: UpdateReady, digest: str) -> None:
     if not keys.digest_matches(message.key, digest):
         raise InvalidInput(f"digest: the bytes hash to {digest}, the key says otherwise")
     if message.digest is not None and message.digest != digest:
         raise InvalidInput(f"digest: the bytes hash to {digest}, the message says {message.digest}")
-    header = read_header(body, max_header_bytes=max_update_header_bytes(template))
-    if header.metadata != message.metadata():
-        raise InvalidInput("metadata: the file does not say what its message says")
 
 
 def _reason(error: InvalidInput) -> str:

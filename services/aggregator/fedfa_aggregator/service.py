@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedfa import ledger as ledgers
 from fedfa import manifests
@@ -27,6 +27,7 @@ from fedfa.failpoints import reach
 from fedfa.federation import Federation, is_evaluation_due
 from fedfa.history import find_model
 from fedfa.ledger import Ledger
+from fedfa.manifests import Birth
 from fedfa.messages import (
     AbandonJob,
     AnyMessage,
@@ -45,7 +46,9 @@ from fedfa.tensors import FlatModel
 from fedfa.topology import BROADCAST, DEAD, Route, buried_because
 from fedfa_aggregator import metrics
 from fedfa_aggregator.births import Decidable, Undecidable, birth
-from fedfa_aggregator.inspection import fetch
+from fedfa_aggregator.inspection import Fetched, update_of
+from fedfa_aggregator.reading import Reader
+from fedfa_aggregator.views import Views, default_memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +92,9 @@ class Aggregator:
         publish: Publish,
         *,
         writer: str,
+        reader: Reader | None = None,
+        views: Views | None = None,
+        read_all: ledgers.ReadAll = map,
         tend: Callable[[Ledger], None] = lambda _: None,
         beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
@@ -101,7 +107,9 @@ class Aggregator:
         self._writer = writer
         self._clock = clock
         self._monotonic = monotonic
-        self._ledgers: dict[str, Ledger] = {}
+        self._reader = reader or Reader(store)
+        self._views = views or Views(memory_bytes=default_memory_bytes())
+        self._read_all = read_all
         self._fenced_at = float("-inf")
 
     def serve(self, deliveries: Sequence[Delivery]) -> None:
@@ -121,7 +129,12 @@ class Aggregator:
 
     def forget(self) -> None:
         """Drop every view; the bucket is read again when a message needs it."""
-        self._ledgers.clear()
+        self._reader.forget()
+        self._views.clear()
+
+    def rest(self) -> None:
+        """There is no message; what was heard of and never came is read ahead no longer."""
+        self._reader.forget()
 
     def _open(self, delivery: Delivery) -> Mail | None:
         try:
@@ -146,6 +159,9 @@ class Aggregator:
             ledger = self._fill(ledger, batch, federation, queue)
             if batch.decisions and ledger and batch.replica:
                 reach("aggregator.decided")
+                # What the commit replaces makes room for the update that is read meanwhile.
+                self._views.drop(federation)
+                ledger = replace(ledger, replica=None)
                 with metrics.commit_seconds.time():
                     ledger = ledgers.commit(
                         self._store,
@@ -156,14 +172,14 @@ class Aggregator:
                         now=self._clock(),
                     )
         except (Fenced, StoreUnavailable) as error:
-            self._ledgers.pop(federation, None)  # whatever this view is, it may be wrong now
+            self._views.drop(federation)  # whatever this view is, it may be wrong now
             queue.extendleft(reversed(batch.answered))
             if isinstance(error, StoreUnavailable):
                 raise
             self._fenced(error)
             return
         if ledger is not None:
-            self._ledgers[federation] = ledger
+            self._keep(ledger)
             metrics.observe(batch.decisions)
             self._log(ledger, batch)
             self._tend(ledger)
@@ -187,6 +203,7 @@ class Aggregator:
                         self._store,
                         self._submission(federation),
                         mail.message,
+                        views=self._views,
                         writer=self._writer,
                         now=self._clock(),
                     )
@@ -210,6 +227,9 @@ class Aggregator:
             except (Fenced, StoreUnavailable):
                 queue.appendleft(mail)
                 raise
+            finally:
+                if isinstance(mail.message, UpdateReady):
+                    self._reader.passed(mail.message)
             batch.answered.append(mail)
         return ledger
 
@@ -263,11 +283,19 @@ class Aggregator:
         if message.base_version > replica.version:
             raise Ahead(f"base_version {message.base_version}, the newest is {replica.version}")
         client = replica.federation.state.slots[message.slot].client
-        with metrics.fetch_seconds.time():
-            update, vector, reason = fetch(
-                self._store, message, replica.model.template, client=client
+        if message.client != client:
+            reason = f"client: {message.client:.60}, the job is open for {client}"
+            return decide(
+                replica, Rejected(update_of(message, digest=message.digest or ""), reason)
             )
-        reach("aggregator.fetched")
+        with self._reader.update(message, replica.model.template) as fetched:
+            reach("aggregator.fetched")
+            return self._judge(ledger, replica, fetched)
+
+    def _judge(
+        self, ledger: Ledger, replica: Replica, fetched: Fetched
+    ) -> tuple[Replica, tuple[Decision, ...]]:
+        update, vector, reason = fetched
         if vector is None:
             return decide(replica, Rejected(update, reason))
         base = None
@@ -290,8 +318,11 @@ class Aggregator:
 
     def _view(self, federation: str, uid: str) -> Ledger | None:
         """This aggregator's view of a federation, read from the bucket where it has none."""
-        ledger = self._ledgers.get(federation)
+        ledger = self._views.get(federation)
         if ledger is not None and ledger.submission.uid == uid:
+            if ledger.replica is not None:
+                spec, template = ledger.submission.spec, ledger.replica.model.template
+                self._views.make_room(federation, spec, template)
             return ledger
         return self._reload(federation)  # unknown, or deleted and submitted again
 
@@ -306,14 +337,28 @@ class Aggregator:
         return None if is_same else fresh
 
     def _reload(self, federation: str) -> Ledger | None:
-        self._ledgers.pop(federation, None)
+        self._views.drop(federation)
+        submission = self._submission(federation)
+
+        def make_room(birth: Birth) -> None:
+            reason = self._views.make_room(federation, submission.spec, birth.template)
+            if reason is not None:
+                raise Undecidable(f"{federation}: {reason}")
+
         try:
-            ledger = ledgers.load(self._store, self._submission(federation))
+            ledger = ledgers.load(
+                self._store, submission, read_all=self._read_all, before_reading=make_room
+            )
         except (InvalidInput, NotFound) as error:
             raise Undecidable(f"{federation}: cannot be read back: {error}") from error
         if ledger is not None:
-            self._ledgers[federation] = ledger
+            self._keep(ledger)
         return ledger
+
+    def _keep(self, ledger: Ledger) -> None:
+        self._views.keep(ledger)
+        if ledger.replica is not None:
+            self._reader.serves(ledger.submission.uid, ledger.replica.model.template)
 
     def _submission(self, federation: str) -> Submitted:
         try:
@@ -386,6 +431,7 @@ def run(
     for delivery in consumer:
         pulse.beat()
         if delivery is None:
+            aggregator.rest()
             continue
         try:
             aggregator.serve([delivery, *consumer.ready()])

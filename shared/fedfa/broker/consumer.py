@@ -57,6 +57,8 @@ class Consumer(Link):
 
     queues: (queue, prefetch) each. `epoch` counts how often consuming began: it is greater after
     a gap. While `is_standby`, another consumer holds an exclusive queue, and this one waits.
+    heard is told of each delivery as it arrives, in the connection's thread: it must neither
+    block nor raise.
     """
 
     def __init__(
@@ -66,12 +68,14 @@ class Consumer(Link):
         *,
         name: str,
         idle_seconds: float = 0.2,
+        heard: Callable[[Delivery], None] = lambda _: None,
     ) -> None:
         super().__init__(settings, f"{name}-consume")
         self.epoch = 0
         self.is_standby = False
         self._queues = {queue.name: (queue, prefetch) for queue, prefetch in queues}
         self._idle_seconds = idle_seconds
+        self._heard = heard
         self._arrived = threading.Condition(self._lock)
         self._inbox: deque[Delivery] = deque()
         self._commands: deque[Callable[[], None]] = deque()
@@ -264,6 +268,7 @@ class Consumer(Link):
             elif self._is_suspended or self._must_give_back:
                 self._must_give_back = True
             else:
+                self._heard(delivery)
                 self._inbox.append(delivery)
                 self._arrived.notify()
 

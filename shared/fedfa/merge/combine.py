@@ -1,4 +1,4 @@
-"""The one vector kernel of every merge rule: a weighted sum in float64, rounded once."""
+"""What every merge rule does to the vectors: a weighted sum in float64, rounded once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedfa.tensors import FlatModel, Floats
-
-BLOCK = 16_384  # float64 accumulator of 128 KiB: stays in a core's second-level cache
+from fedfa.kernel import kernel
+from fedfa.tensors import FlatModel, new_floats
 
 Reopens = Literal["own", "waiting", "none"]
 
@@ -56,8 +55,8 @@ def combine(model: FlatModel, updates: Sequence[FlatModel], combination: Combina
     """
     assert len(updates) == len(combination.weights) == len(combination.shares)
     split = model.template.num_parameters
-    floats = np.empty_like(model.floats)
-    _weighted(
+    floats = new_floats(model.floats.size)
+    kernel.weighted_sum(
         floats[:split],
         model.floats[:split],
         [update.floats[:split] for update in updates],
@@ -66,7 +65,7 @@ def combine(model: FlatModel, updates: Sequence[FlatModel], combination: Combina
         step=combination.step,
         divisor=combination.divisor,
     )
-    _weighted(
+    kernel.weighted_sum(
         floats[split:],
         model.floats[split:],
         [update.floats[split:] for update in updates],
@@ -77,32 +76,3 @@ def combine(model: FlatModel, updates: Sequence[FlatModel], combination: Combina
     )
     integers = np.maximum.reduce([model.integers, *(update.integers for update in updates)])
     return FlatModel(model.template, floats, integers)
-
-
-def _weighted(
-    out: Floats,
-    previous: Floats,
-    vectors: Sequence[Floats],
-    weights: Sequence[float],
-    *,
-    keep: float,
-    step: float,
-    divisor: float,
-) -> None:
-    total = np.empty(BLOCK, np.float64)
-    term = np.empty(BLOCK, np.float64)
-    for start in range(0, out.size, BLOCK):
-        block = slice(start, min(start + BLOCK, out.size))
-        size = block.stop - block.start
-        accumulator, product = total[:size], term[:size]
-        accumulator[:] = 0.0
-        for vector, weight in zip(vectors, weights, strict=True):
-            np.multiply(vector[block], weight, out=product, dtype=np.float64)
-            accumulator += product
-        accumulator /= divisor
-        accumulator *= step
-        if keep:  # 0 * inf would poison a model that is being replaced
-            np.multiply(previous[block], keep, out=product, dtype=np.float64)
-            accumulator += product
-        with np.errstate(over="ignore", invalid="ignore"):  # the divergence guard looks at it
-            out[block] = accumulator

@@ -1,0 +1,260 @@
+"""What an aggregator holds in memory: one update ahead, and views within a limit."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedfa import keys, ledger, manifests
+from fedfa.broker import Delivery
+from fedfa.errors import StoreUnavailable
+from fedfa.manifests import Manifest
+from fedfa.memory import Bytes
+from fedfa.messages import AnyMessage, InitReady, UpdateReady, encode
+from fedfa.store import DirectoryStore, Download
+from fedfa.tensors import FlatModel, sha256
+from fedfa.tensors import encode as encode_file
+from fedfa_aggregator.reading import Reader
+from fedfa_aggregator.service import Aggregator
+from fedfa_aggregator.views import Views
+from tests.unit.builders import ATTEMPT, TEMPLATE, UID, birth, submitted, vector
+from tests.unit.sample_run import born
+
+MODEL_BYTES = TEMPLATE.num_floats * 4
+RULE = {"name": "fedfa-delta", "window": 2}
+PLENTY = 10**9
+
+
+class Store(DirectoryStore):
+    """A folder that remembers what was downloaded, and asks before a model is uploaded."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.downloaded: list[str] = []
+        self.before_upload: Callable[[], None] = lambda: None
+        self.is_down = False
+
+    def download(self, key: str, *, max_bytes: int | None = None) -> Download:
+        if self.is_down:
+            raise StoreUnavailable(key)
+        self.downloaded.append(key)
+        return super().download(key, max_bytes=max_bytes)
+
+    def upload(self, key: str, parts: Sequence[Bytes], *, digest: str) -> None:
+        self.before_upload()
+        super().upload(key, parts, digest=digest)
+
+
+class Harness:
+    """An aggregator on a folder, without a broker."""
+
+    def __init__(self, root: Path, *, memory_bytes: int = PLENTY) -> None:
+        self.store = Store(root)
+        self.reader = Reader(self.store)
+        self.published: list[AnyMessage | bytes] = []
+        self.num_acked = 0
+        self.aggregator = Aggregator(
+            self.store,
+            lambda message, *_: self.published.append(message),
+            writer="a",
+            reader=self.reader,
+            views=Views(memory_bytes=memory_bytes),
+        )
+
+    def serve(self, *messages: AnyMessage) -> None:
+        self.aggregator.serve([self.delivery(message) for message in messages])
+
+    def delivery(self, message: AnyMessage) -> Delivery:
+        def ack() -> None:
+            self.num_acked += 1
+
+        return Delivery(encode(message), "updates", {}, False, ack, lambda: None)
+
+    def newest(self, name: str = "fed") -> Manifest:
+        newest = manifests.newest(self.store, name)
+        assert newest is not None
+        return newest.manifest
+
+    def update(self, seed: int, *, slot: int, name: str = "fed", **changes: Any) -> UpdateReady:
+        state = self.newest(name).state
+        facts: dict[str, Any] = {
+            "federation": name,
+            "uid": UID,
+            "slot": slot,
+            "generation": state.slots[slot].generation,
+            "attempt": ATTEMPT,
+            "client": state.slots[slot].client,
+            "base_version": state.version,
+            "num_examples": 10,
+            "num_steps": 5,
+            "loss": 1.0,
+            "trainer": "t",
+            "started_at": 1.0,
+            "train_seconds": 1.0,
+            "delay_seconds": 0.0,
+        } | changes
+        metadata = {"schema": 1, "kind": "UpdateReady"} | facts
+        body = encode_file(vector(seed, scale=0.1), metadata)
+        key = keys.update(name, slot, facts["generation"], ATTEMPT, sha256(body))
+        self.store.put(key, body)
+        return UpdateReady(**facts, key=key, digest=sha256(body))
+
+    def model(self, name: str = "fed") -> FlatModel:
+        reference = self.newest(name).model
+        assert reference is not None
+        return ledger.read_model(self.store, reference, TEMPLATE)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    harness = Harness(tmp_path)
+    born(harness.store, "fed", rule={"name": "fedfa-delta", "window": 1})
+    return harness
+
+
+def test_the_next_update_is_read_while_the_one_before_is_uploaded(harness: Harness) -> None:
+    first, second = harness.update(1, slot=0), harness.update(2, slot=1)
+    is_read = threading.Event()
+    download = harness.store.download
+
+    def noticed(key: str, *, max_bytes: int | None = None) -> Download:
+        if key == second.key:
+            is_read.set()
+        return download(key, max_bytes=max_bytes)
+
+    harness.store.download = noticed  # type: ignore[method-assign]
+    harness.serve(harness.update(0, slot=2))  # the federation is known from here on
+    harness.store.before_upload = lambda: None if is_read.wait(10) else pytest.fail("not read")
+    for message in (first, second):
+        harness.reader.hear(harness.delivery(message))
+
+    harness.serve(first)
+    harness.store.before_upload = lambda: None
+    harness.serve(second)
+
+    assert harness.store.downloaded.count(second.key) == 1
+    assert harness.newest().state.version == 3
+
+
+def test_reading_ahead_changes_no_bit(tmp_path: Path) -> None:
+    models = []
+    for hears in (True, False):
+        harness = Harness(tmp_path / str(hears))
+        born(harness.store, "fed", rule=RULE)
+        for seed in range(12):
+            messages = [harness.update(10 * seed + slot, slot=slot) for slot in range(3)]
+            if hears:
+                for message in messages:
+                    harness.reader.hear(harness.delivery(message))
+            harness.serve(*messages)
+        models.append(harness.model().floats.tobytes())
+        assert harness.newest().state.version == 35
+        assert harness.num_acked == 36
+
+    assert models[0] == models[1]
+
+
+def test_bad_updates_read_ahead_are_rejected_in_their_place(harness: Harness) -> None:
+    harness.serve(harness.update(0, slot=2))
+    missing = harness.update(1, slot=0)
+    harness.store.delete(missing.key)
+    other = harness.update(2, slot=1, client="client-0099")
+    late, good = harness.update(3, slot=2), harness.update(4, slot=2)
+    for message in (missing, other, late, late, good):
+        harness.reader.hear(harness.delivery(message))
+
+    harness.serve(missing, other, late, late, good)
+
+    outcomes = [decision.event.outcome for decision in harness.newest().decisions]
+    assert outcomes == ["rejected", "rejected", "merged"]
+    assert harness.num_acked == 6
+
+
+def test_an_outage_while_reading_ahead_is_no_verdict(harness: Harness) -> None:
+    harness.serve(harness.update(0, slot=2))
+    message = harness.update(1, slot=0)
+    harness.store.is_down = True
+    harness.reader.hear(harness.delivery(message))
+    with pytest.raises(StoreUnavailable):
+        harness.serve(message)
+    harness.aggregator.forget()
+    harness.store.is_down = False
+
+    harness.reader.hear(harness.delivery(message))
+    harness.serve(message)
+
+    assert harness.newest().state.version == 2
+
+
+def test_what_was_heard_and_never_came_blocks_nothing(harness: Harness) -> None:
+    harness.serve(harness.update(0, slot=2))
+    gone, next_one = harness.update(1, slot=0), harness.update(2, slot=1)
+    harness.reader.hear(harness.delivery(gone))  # and the broker takes it back
+
+    harness.aggregator.rest()
+    harness.reader.hear(harness.delivery(next_one))
+    harness.serve(next_one)
+
+    assert harness.store.downloaded.count(next_one.key) == 1
+    assert harness.newest().state.version == 2
+
+
+def test_a_view_that_had_to_go_is_built_again(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, memory_bytes=7 * MODEL_BYTES)
+    names = ["one", "two", "three"]
+    for name in names:
+        born(harness.store, name, rule=RULE)
+    for seed in range(4):
+        for name in names:
+            harness.serve(harness.update(seed, slot=seed % 3, name=name))
+
+    expected = harness.model("one").floats.tobytes()
+    assert [harness.newest(name).state.version for name in names] == [3, 3, 3]
+    assert [harness.model(name).floats.tobytes() for name in names] == [expected] * 3
+    models_read = [key for key in harness.store.downloaded if "/models/" in key]
+    assert len(models_read) == 12 + 4, "each view was built at every turn, and 4 reads are ours"
+
+
+def test_views_that_fit_together_stay(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, memory_bytes=8 * MODEL_BYTES)
+    for name in ("one", "two"):
+        born(harness.store, name, rule=RULE)
+    for seed in range(4):
+        for name in ("one", "two"):
+            harness.serve(harness.update(seed, slot=seed % 3, name=name))
+
+    assert len([key for key in harness.store.downloaded if "/models/" in key]) == 2
+
+
+def test_a_model_too_large_for_the_memory_ends_its_federation_with_the_arithmetic(
+    tmp_path: Path,
+) -> None:
+    harness = Harness(tmp_path, memory_bytes=5 * MODEL_BYTES - 1)
+    submission = submitted(rule=RULE)
+    harness.store.create(keys.spec("fed"), submission.model_dump_json(by_alias=True).encode())
+    body = encode_file(vector(0), ledger.birth_metadata(birth()))
+    key = keys.model("fed", 0, sha256(body))
+    harness.store.put(key, body)
+
+    ready = InitReady(federation="fed", uid=UID, attempt=ATTEMPT, key=key, digest=sha256(body))
+    harness.serve(ready)
+
+    state = harness.newest().state
+    assert state.status == "failed"
+    assert "merging holds 5 of them (a window of 2, and 3 more)" in str(state.reason)
+    assert "raise FEDFA_AGGREGATOR_MEMORY_MIB" in str(state.reason)
+    assert harness.num_acked == 1
+
+
+def test_a_running_federation_too_large_for_the_memory_is_dead_lettered(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, memory_bytes=5 * MODEL_BYTES - 1)
+    born(harness.store, "fed", rule=RULE)
+    message = harness.update(0, slot=0)
+
+    harness.serve(message)
+
+    assert harness.published == [encode(message)]
+    assert harness.newest().n == 0
+    assert harness.store.downloaded == []
