@@ -3,10 +3,12 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 from pydantic import SecretStr
 
@@ -57,14 +59,16 @@ def users(
         rabbit.ctl("delete_user", name)
 
 
-def channel(settings: BrokerSettings) -> pika.adapters.blocking_connection.BlockingChannel:
+@contextmanager
+def channel(settings: BrokerSettings) -> Iterator[BlockingChannel]:
     parameters = pika.URLParameters(settings.url.get_secret_value())
     assert settings.username is not None
     assert settings.password is not None
     parameters.credentials = pika.PlainCredentials(
         settings.username.get_secret_value(), settings.password.get_secret_value()
     )
-    return pika.BlockingConnection(parameters).channel()
+    with pika.BlockingConnection(parameters) as connection:
+        yield connection.channel()
 
 
 def consume_once(settings: BrokerSettings, wanted: list[tuple[Queue, int]]) -> None:
@@ -134,21 +138,24 @@ def queues_exist(users: Users) -> None:
 )
 @pytest.mark.usefixtures("queues_exist")
 def test_nobody_reads_what_is_not_theirs(users: Users, user: str, queue: Queue) -> None:
-    with pytest.raises(ChannelClosedByBroker, match="refused"):
-        channel(users[user]).basic_get(queue.name)
+    with channel(users[user]) as own, pytest.raises(ChannelClosedByBroker, match="refused"):
+        own.basic_get(queue.name)
 
 
 @pytest.mark.usefixtures("queues_exist")
 @pytest.mark.parametrize("route", [topology.jobs("north"), topology.jobs("south")])
 def test_a_trainer_hands_out_no_job(users: Users, route: Route) -> None:
-    own = channel(users["trainer-north"])
-    own.confirm_delivery()
-    with pytest.raises(ChannelClosedByBroker, match="refused"):
-        own.basic_publish(route.exchange, route.routing_key, b"")
+    with channel(users["trainer-north"]) as own:
+        own.confirm_delivery()
+        with pytest.raises(ChannelClosedByBroker, match="refused"):
+            own.basic_publish(route.exchange, route.routing_key, b"")
 
 
 @pytest.mark.usefixtures("queues_exist")
 def test_a_trainer_deletes_and_purges_nothing(users: Users) -> None:
     for name in (topology.UPDATES_QUEUE.name, topology.jobs_queue("north").name):
-        with pytest.raises(ChannelClosedByBroker, match="refused"):
-            channel(users["trainer-north"]).queue_delete(name)
+        with (
+            channel(users["trainer-north"]) as own,
+            pytest.raises(ChannelClosedByBroker, match="refused"),
+        ):
+            own.queue_delete(name)
