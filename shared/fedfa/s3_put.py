@@ -6,7 +6,7 @@ body goes from the model's memory to the socket. Errors are botocore's, as from 
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from botocore.auth import S3SigV4Auth
@@ -21,6 +21,7 @@ from fedfa.memory import Bytes
 from fedfa.settings import StoreSettings
 
 EXPECT_FROM_BYTES = 1 << 20  # a refusal then arrives before the body is sent
+SEND_BYTES = 1 << 18  # at once: a socket's time limit is for the whole of one send
 
 
 class SignedPut:
@@ -43,8 +44,10 @@ class SignedPut:
         request = AWSRequest("PUT", url, headers={"Content-Length": str(size)})
         if size >= EXPECT_FROM_BYTES:
             request.headers["Expect"] = "100-continue"
-        _Signer(self._session.get_credentials(), self._region, digest).add_auth(request)
-        body: Any = list(parts)  # each part is one send
+        credentials = self._session.get_credentials()
+        frozen = credentials and credentials.get_frozen_credentials()  # one set, if refreshed now
+        _Signer(frozen, self._region, digest).add_auth(request)
+        body: Any = _slices(parts)
         headers: Any = HeadersDict(request.headers.items())
         response = self._http.send(AWSPreparedRequest("PUT", url, headers, body, False))
         if response.status_code >= 301:
@@ -58,6 +61,13 @@ class _Signer(S3SigV4Auth):
 
     def payload(self, request: Any) -> str:
         return self._digest
+
+
+def _slices(parts: Sequence[Bytes]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part).cast("B")
+        for start in range(0, len(view), SEND_BYTES):
+            yield view[start : start + SEND_BYTES]
 
 
 def _error_in(response: Any) -> Any:

@@ -287,7 +287,7 @@ def _entry(value: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
         raise ValueError(f"dtype {dtype!r:.60}")
     numbers = [*shape, start, end]
     if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
-        raise ValueError(f"shape {shape} or offsets {start}, {end} are not sizes")
+        raise ValueError(f"shape {shape!r:.60} or offsets {start!r:.60}, {end!r:.60} are not sizes")
     return dtype, tuple(shape), start, end
 
 

@@ -14,9 +14,12 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedfa import modules
 from fedfa.errors import Cancelled, InvalidData, InvalidSpec
+from fedfa.federation import Client
+from fedfa.manifests import Birth
 from fedfa.merge import rule_of
+from fedfa.pools import assign
 from fedfa.spec import AdamW, FederationSpec, LocalTraining, OptimizerChoice
-from fedfa.tasks.base import Batch, Task
+from fedfa.tasks.base import Batch, Task, clients_of
 from fedfa.tensors import FlatModel
 
 
@@ -35,6 +38,19 @@ class LocalResult:
 
 def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def first_version(spec: FederationSpec, task: Task, module: nn.Module) -> tuple[Birth, FlatModel]:
+    """What version 0 fixes, and its weights: those of a module that nobody trained.
+
+    Raises InvalidSpec where the task's clients are malformed, or do not fit the spec's pools.
+    """
+    template = modules.template_of(module)
+    sizes = clients_of(task)
+    pools = assign(spec.pools, sizes)
+    clients = tuple(Client(name, sizes[name], pools[name]) for name in sizes)
+    birth = Birth(clients, template, modules.frozen_digest(module))
+    return birth, modules.read(module, template)
 
 
 def local_update(

@@ -511,8 +511,8 @@ def test_a_broker_short_of_memory_holds_publishers_back_but_not_acks(
         # and the ack passes
         one.ack()
         consumer.close()
-        listed = node.ctl("list_queues", "name", "messages_unacknowledged")
-        assert f"fedfa.jobs.{pool}\t0" in listed
+        listed = ("list_queues", "name", "messages_unacknowledged")
+        wait_for(lambda: f"fedfa.jobs.{pool}\t0" in node.ctl(*listed))
     finally:
         node.ctl("set_vm_memory_high_watermark", "0.4")
     publisher.publish(b"three", jobs(pool), timeout_seconds=WAIT_SECONDS)

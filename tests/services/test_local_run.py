@@ -121,7 +121,7 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, ending: signal
     run.send_signal(ending)
     said, _ = run.communicate(timeout=60)
     # then
-    assert run.returncode == 130
+    assert run.returncode == 130, said
     assert "interrupted; all processes are stopped" in said
     assert "Traceback" not in said
     assert len(children) == 3

@@ -12,8 +12,9 @@ from unittest.mock import patch
 
 from fedfa import ledger, manifests, messages, tensors
 from fedfa.errors import FedfaError
+from fedfa.memory import Bytes
 from fedfa.spec import Submitted
-from fedfa.tensors import FlatModel
+from fedfa.tensors import FlatModel, Header, Template
 from fedfa_aggregator import inspection
 from fedfa_scheduler import bucket
 from tests.simulation import checker
@@ -46,12 +47,19 @@ def once(decode: Callable[..., Any]) -> Callable[..., Any]:
 _manifest, _message = once(manifests.decode), once(messages.decode)
 _header, _vector = once(tensors.read_header), once(tensors.decode)
 _submitted = once(Submitted.model_validate_json)
+
+
+def _data(body: Bytes, header: Header, template: Template) -> FlatModel:
+    found: FlatModel = _vector(body, template, max_header_bytes=header.data_start)
+    return found
+
+
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (manifests, "decode", _manifest),
     (messages, "decode", _message),
     (Submitted, "model_validate_json", _submitted),
     (ledger, "decode", _vector),
-    (inspection, "decode", _vector),
+    (inspection, "decode_data", _data),
     (ledger, "read_header", _header),
     (inspection, "read_header", _header),
     (bucket, "read_header", _header),

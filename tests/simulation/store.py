@@ -26,7 +26,7 @@ class WholeObjects:
 
     def download(self, key: str, *, max_bytes: int | None = None) -> Download:
         body = self.get(key, max_bytes=max_bytes)
-        return Download(memoryview(bytearray(body)), sha256(body))
+        return Download(memoryview(body), sha256(body))
 
     def upload(self, key: str, parts: Sequence[Bytes], *, digest: str) -> None:
         self.put(key, b"".join(parts))

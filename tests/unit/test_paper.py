@@ -5,13 +5,15 @@ import io
 import json
 import statistics
 from dataclasses import replace
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from fedfa import manifests
+from fedfa.cli import paper
 from fedfa.cli.paper import What
 from fedfa.history import HistoryReader
 from fedfa.paper import figures, outcomes, plan, profiles, runner, tables
@@ -36,7 +38,7 @@ SMALL = replace(CPU, benchmarks=TINY, sweep="digits-noniid", concurrencies=(4, 8
 
 
 def test_the_command_knows_every_part() -> None:
-    assert [what.value for what in What] == [*PARTS, "all", "tune"]
+    assert get_args(What) == (*PARTS, "all", "tune")
 
 
 @pytest.mark.parametrize(
@@ -58,11 +60,26 @@ def test_every_run_of_every_profile_is_a_valid_spec_and_made_once(profile: Profi
 def test_every_method_is_evaluated_after_the_same_number_of_client_updates() -> None:
     whole = Plan(FULL, Rates(), seeds=1)
     for benchmark in FULL.benchmarks:
-        for method in METHODS:
-            run = whole.run(benchmark, method.name)
-            per_version = {"one": 1, "window": run.window, "round": run.concurrency}
-            every = run.spec.evaluation.every_versions * per_version[method.merges]
-            assert 0.5 * run.concurrency < every <= run.concurrency
+        for window, concurrency in [(benchmark.window, benchmark.concurrency), (4, 6), (3, 8)]:
+            cadences = set()
+            for method in METHODS:
+                own = whole.run(benchmark, method.name)
+                run = replace(own, window=window, concurrency=concurrency)
+                per_version = {"one": 1, "window": window, "round": concurrency}
+                every = run.spec.evaluation.every_versions * per_version[method.merges]
+                cadences.add(every)
+            assert len(cadences) == 1
+            assert cadences.pop() % benchmark.concurrency == 0
+
+
+def test_the_sweep_has_no_more_slots_than_the_benchmark_has_clients() -> None:
+    sst2 = next(one for one in CPU.benchmarks if one.name == "sst2")
+    whole = Plan(replace(CPU, benchmarks=(sst2,), sweep="sst2"), Rates(), seeds=1)
+    assert whole.concurrencies == [5, 10]
+    assert Plan(CPU, Rates(), seeds=1).concurrencies == [5, 10, 20]
+    for run in whole.needed(PARTS):
+        assert run.concurrency <= 10
+        assert run.spec.clients == 10
 
 
 def test_the_literal_step_is_server_lr_k() -> None:
@@ -76,6 +93,7 @@ def test_tuning_gives_every_method_the_same_search_on_a_seed_that_is_not_reporte
     for run in runs:
         searched[run.benchmark.family, run.method].add(run.rate)
         assert run.seed == profiles.TUNING_SEED
+        assert run.updates % run.evaluated_every == 0
     families = {benchmark.family: benchmark for benchmark in CPU.benchmarks}
     assert len(searched) == len(families) * len(METHODS)
     for (family, _), rates in searched.items():
@@ -143,6 +161,7 @@ def test_points_are_the_logs_own(made: Any) -> None:
     assert [point.rounds for point in fedavg.points] == [0, 1, 2, 3, 4]
     fedfa = found[whole.run(whole.sweep, "fedfa-delta").id]
     assert fedfa.points[-1].rounds == 4
+    assert all(len(outcome.points) == 5 for outcome in found.values())
     assert fedfa.points[-1].seconds < fedavg.points[-1].seconds
 
 
@@ -183,6 +202,8 @@ def test_time_and_rounds_to_the_target_are_means_over_the_seeds_that_reach_it() 
             found[run.id] = outcome(run, 0.1, 0.2, 0.3, pace=1.0)
     for run, pace in zip(whole.seeded(TINY[0], "fedavg"), (10.0, 20.0), strict=True):
         found[run.id] = outcome(run, 0.1, 0.5, 0.8, pace=pace)
+    for run in whole.seeded(TINY[0], "fedbuff"):
+        found[run.id] = outcome(run, 0.1, 0.3, 0.8, pace=3.0)
     for run, last in zip(whole.seeded(TINY[0], "fedfa-delta"), (0.9, 0.4), strict=True):
         found[run.id] = outcome(run, 0.1, 0.3, last, pace=3.0)
     goal = outcomes.target([found[run.id] for run in whole.seeded(TINY[0], "fedavg")])
@@ -194,17 +215,61 @@ def test_time_and_rounds_to_the_target_are_means_over_the_seeds_that_reach_it() 
     shown = {row[0]: row[1] for row in times.rows}
     deviation = statistics.stdev([20.0, 40.0])
     assert shown["FedAvg"] == f"30.0 ± {deviation:.1f} (1.0x)"
-    assert shown["FedFa-Delta"] == "6.0 [1 of 2] (5.0x)"
+    assert shown["FedFa-Delta"] == "6.0 [1 of 2] (0.0x)"  # seeds: 20 / 6, and never
+    assert shown["FedBuff"] == "6.0 ± 0.0 (3.3x)"  # seeds: 20 / 6 and 40 / 6
     assert shown["Port"] == "not reached"
-    assert {row[0]: row[1] for row in rounds.rows}["FedFa-Delta"] == "2.0 [1 of 2] (1.0x)"
-    assert "| FedFa-Delta | 6.0 [1 of 2] (5.0x) |" in times.markdown
+    assert {row[0]: row[1] for row in rounds.rows}["FedFa-Delta"] == "2.0 [1 of 2] (0.0x)"
+    assert "| FedFa-Delta | 6.0 [1 of 2] (0.0x) |" in times.markdown
+    records = {row["method"]: row for row in csv.DictReader(io.StringIO(times.csv))}
+    assert records["FedBuff"]["mean"] == "6.0"
+    assert float(records["FedBuff"]["speed_up"]) == pytest.approx(20 / 6)
+    assert (records["Port"]["mean"], records["Port"]["speed_up"]) == ("", "0.0")
+
+
+@pytest.mark.parametrize(
+    ("fedavg", "method", "expected"),
+    [
+        ([10.0, 20.0, 90.0], [5.0, 2.0, 30.0], 3.0),
+        ([10.0, 20.0, 90.0], [5.0, None, None], 0.0),
+        ([None, None, 10.0], [5.0, 2.0, 5.0], inf),
+        ([None, 10.0], [None, 5.0], 2.0),  # the first seed says nothing
+        ([None], [None], None),
+        ([0.0, 8.0], [0.0, 0.0], 1.0),
+    ],
+)
+def test_a_speed_up_is_the_median_over_the_seeds(
+    fedavg: list[float | None], method: list[float | None], expected: float | None
+) -> None:
+    assert outcomes.speed_up(fedavg, method) == expected
 
 
 def test_a_run_that_ended_early_counts_as_failing_from_then_on() -> None:
     run = Plan(SMALL, Rates(), 1).run(TINY[0], "fedfa-delta-literal")
     whole = outcome(run, 0.1, 0.4, 0.4, 0.4, 0.4, pace=1.0)
     cut = outcome(run, 0.1, 0.4, pace=1.0)
-    assert (whole.mean, cut.mean) == (0.4, 0.1)
+    # the version it failed at is evaluated too, whatever the cadence
+    last = Point(1.5, 1.5, 0.4, is_due=False)
+    with_last = replace(cut, points=(*cut.points, last))
+    assert [one.mean for one in (whole, cut, with_last)] == pytest.approx([0.4, 0.1, 0.1])
+
+
+def test_a_folder_tells_what_each_table_was_made_from(made: Any, tmp_path: Path) -> None:
+    # given
+    _, whole, found = made
+    rates = Rates({"digits": {method.name: 0.2 for method in METHODS}})
+    (tmp_path / "specs.json").write_text('{"another": {}}')
+    # when
+    paper._write(replace(whole, rates=rates), ["fig2"], found, tmp_path)
+    paper._write(whole, ["table6"], found, tmp_path)
+    # then
+    specs = json.loads((tmp_path / "specs.json").read_text())
+    assert specs.keys() == {"another", *found}
+    about = (tmp_path / "table6.md").read_text().splitlines()[-1]
+    assert "targets: digits-noniid 0." in about
+    assert "seeds: 1 " in about
+    assert "fedfa 0." in about or "fedfa 1." in about
+    introduction = paper._introduction(replace(whole, rates=rates), {}, found)
+    assert "| 0.2 (tuned) |" in introduction
 
 
 def test_committed_tuning_is_yaml_of_known_profiles() -> None:

@@ -25,7 +25,7 @@ from fedfa.manifests import Birth, Committed, Manifest, ModelRef
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import decide
 from fedfa.spec import KeepBounded, parse
-from fedfa.store import DirectoryStore
+from fedfa.store import DirectoryStore, Download
 from fedfa.tensors import canonical_json, sha256
 from fedfa_aggregator.collector import Collector, Tended, plan
 from tests.unit.builders import ATTEMPT, TEMPLATE, clients, submitted, update
@@ -591,11 +591,11 @@ class Stalling(DirectoryStore):
         super().__init__(root)
         self.meanwhile: Callable[[], object] | None = meanwhile
 
-    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+    def download(self, key: str, *, max_bytes: int | None = None) -> Download:
         if keys.job_of(FED, key) and self.meanwhile:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
-        return super().get(key, max_bytes=max_bytes)
+        return super().download(key, max_bytes=max_bytes)
 
 
 def test_a_writer_that_stalls_while_it_loads_loads_the_newer_state(

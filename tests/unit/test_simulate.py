@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,14 @@ def test_a_simulated_run_is_verified_like_any_other(reference: Path) -> None:
     history = HistoryReader(DirectoryStore(reference), NAME).refresh()
     assert [one.version for one in history.evaluations] == [0, 4, 8, 12, 16, 20, 23]
     assert all(row.staleness is not None for row in history.merged)
+
+
+def test_clients_are_in_their_pools(tmp_path: Path) -> None:
+    pools = {"hospital": ["client-0000", "client-0003"]}
+    birth = simulate(tmp_path, spec_with(pools=pools, stop={"updates": 1}))[0].birth
+    assert birth is not None
+    in_hospital = {client.name for client in birth.clients if client.pool == "hospital"}
+    assert in_hospital == {"client-0000", "client-0003"}
 
 
 def test_the_number_of_workers_changes_no_byte(reference: Path, tmp_path: Path) -> None:
@@ -261,6 +270,82 @@ def test_a_repetition_tells_the_first_difference(reference: Path, tmp_path: Path
     # when, then
     with pytest.raises(replay.Mismatch, match=r"slot \d, generation 1 .*values differ, by at most"):
         list(repeat(source, NAME, tmp_path / "again", num_workers=1))
+
+
+def copy(run: Path, folder: Path) -> DirectoryStore:
+    store = DirectoryStore(folder)
+    for key, body in written(run).items():
+        store.put(key, body)
+    return store
+
+
+def recorded_otherwise(source: DirectoryStore, n: int) -> None:
+    """Manifest n says another time, as if another log had been recorded here."""
+    manifest = manifests.read(source, NAME, n).manifest
+    source.put(keys.manifest(NAME, n), manifests.encode(replace(manifest, at=manifest.at + 1)))
+
+
+def test_a_resumed_repetition_compares_what_lies_there(reference: Path, tmp_path: Path) -> None:
+    # given a whole repetition, and a source that differs at its end
+    source, again = copy(reference, tmp_path / "source"), tmp_path / "again"
+    list(repeat(source, NAME, again, num_workers=1))
+    last = manifests.read(source, NAME, 24).manifest
+    assert len(list(repeat(source, NAME, again, num_workers=1))) == 1  # compared, not made
+    # when, then
+    recorded_otherwise(source, last.n)
+    with pytest.raises(replay.Mismatch, match=f"manifest {last.n}: differs: at"):
+        list(repeat(source, NAME, again, num_workers=1))
+    source.delete(keys.manifest(NAME, last.n))
+    with pytest.raises(replay.Mismatch, match=f"manifest {last.n}: .* the recorded log ends"):
+        list(repeat(source, NAME, again, num_workers=1))
+
+
+def test_what_differs_is_not_committed(reference: Path, tmp_path: Path) -> None:
+    # given a recorded state that does not follow
+    source, again = copy(reference, tmp_path / "source"), tmp_path / "again"
+    manifest = manifests.read(source, NAME, 3).manifest
+    state = replace(manifest.state, num_rejected=1)
+    source.put(keys.manifest(NAME, 3), manifests.encode(replace(manifest, state=state)))
+    # when, then
+    for _ in range(2):  # nor does the second attempt find it there
+        with pytest.raises(replay.Mismatch, match="manifest 3: differs: state"):
+            list(repeat(source, NAME, again, num_workers=1))
+        newest = manifests.newest(DirectoryStore(again), NAME)
+        assert newest is not None
+        assert newest.manifest.n == 2
+
+
+def test_a_difference_whose_update_was_deleted_is_told_too(reference: Path, tmp_path: Path) -> None:
+    source = DirectoryStore(tmp_path / "source")
+    for key, body in written(reference).items():
+        if "/updates/" not in key:
+            source.put(key, body.replace(b'"learning_rate":0.1', b'"learning_rate":0.2'))
+    with pytest.raises(replay.Mismatch, match=r"has deleted the update.*--threads"):
+        list(repeat(source, NAME, tmp_path / "again", num_workers=1))
+
+
+def cli(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    whole = [sys.executable, "-m", "fedfa.cli", "simulate", *arguments]
+    return subprocess.run(whole, capture_output=True, text=True, timeout=140, check=False)
+
+
+def test_one_json_document_tells_the_bound_too(tmp_path: Path) -> None:
+    spec = tmp_path / "few.yaml"
+    spec.write_text(json.dumps(FIELDS | {"stop": {"updates": 10}}))
+    done = cli(str(spec), "--out", str(tmp_path), "--workers", "1", "--bound", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["merged"] == 10
+    assert told["bound"]["lines"][0]["version"] == 4
+
+
+@pytest.mark.parametrize("option", [["--bound"], ["--step-seconds", "0.5"]])
+def test_a_repetition_takes_no_clock_and_no_bound(
+    reference: Path, tmp_path: Path, option: list[str]
+) -> None:
+    done = cli("--like", str(reference / NAME), "--out", str(tmp_path), *option)
+    assert done.returncode not in (0, 1)
+    assert "no --step-seconds and no --bound" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("num_examples", [1, 31, 32, 33, 64, 65, 100])

@@ -79,8 +79,8 @@ def main() -> None:
                 beat=pulse.beat,
             )
             run(consumer, aggregator, store, pulse)
-        reader.close()
         consumer.close()
+        reader.close()
         publisher.close()
     except Fenced as error:
         raise end(error, exit_code=EXIT_FENCED) from error

@@ -155,13 +155,13 @@ class Aggregator:
             self._bury(queue.popleft().delivery, str(error))
             return
         batch = Batch(ledger.replica if ledger else None)
+        if ledger is not None:  # the batch has the vectors alone: what it replaces makes room
+            self._views.drop(federation)
+            ledger = replace(ledger, replica=None)
         try:
             ledger = self._fill(ledger, batch, federation, queue)
             if batch.decisions and ledger and batch.replica:
                 reach("aggregator.decided")
-                # What the commit replaces makes room for the update that is read meanwhile.
-                self._views.drop(federation)
-                ledger = replace(ledger, replica=None)
                 with metrics.commit_seconds.time():
                     ledger = ledgers.commit(
                         self._store,
@@ -171,6 +171,8 @@ class Aggregator:
                         writer=self._writer,
                         now=self._clock(),
                     )
+            elif ledger is not None and not batch.is_birth:
+                ledger = replace(ledger, replica=batch.replica)
         except (Fenced, StoreUnavailable) as error:
             self._views.drop(federation)  # whatever this view is, it may be wrong now
             queue.extendleft(reversed(batch.answered))
@@ -217,13 +219,12 @@ class Aggregator:
                 if batch.decisions or batch.answered:  # first answer what is decided already
                     queue.appendleft(mail)
                     return ledger
-                fresh = self._fresher(federation, ledger)
-                if fresh is None:
+                assert ledger is not None, "only its own view can be behind"
+                if not self._lags(ledger):
                     self._bury(mail.delivery, str(error))
                     continue
-                ledger, batch.replica = fresh, fresh.replica
                 queue.appendleft(mail)
-                continue
+                return None  # the next batch begins with what the bucket shows
             except (Fenced, StoreUnavailable):
                 queue.appendleft(mail)
                 raise
@@ -326,15 +327,16 @@ class Aggregator:
             return ledger
         return self._reload(federation)  # unknown, or deleted and submitted again
 
-    def _fresher(self, federation: str, ledger: Ledger | None) -> Ledger | None:
-        """What the bucket shows now, or None where this view did not lag."""
+    def _lags(self, ledger: Ledger) -> bool:
+        """Whether the bucket shows more than this view, or another federation of its name."""
+        head, submission = ledger.head, ledger.submission
         try:
-            fresh = self._reload(federation)
-        except Undecidable as error:
-            logger.error("trouble with the bucket", extra={"reason": str(error)})
-            return None
-        is_same = fresh is None or (ledger and fresh.head.digest == ledger.head.digest)
-        return None if is_same else fresh
+            if self._submission(submission.federation).uid != submission.uid:
+                return True
+        except Undecidable:
+            return True
+        newest = manifests.newest(self._store, submission.federation, known=head.manifest.n)
+        return newest is None or newest.digest != head.digest
 
     def _reload(self, federation: str) -> Ledger | None:
         self._views.drop(federation)
@@ -365,6 +367,8 @@ class Aggregator:
             return manifests.submitted(self._store, federation)
         except NotFound:
             raise Undecidable(f"federation {federation}: no such spec.json in the bucket") from None
+        except InvalidInput as error:
+            raise Undecidable(str(error)) from error
 
     def _log(self, ledger: Ledger, batch: Batch) -> None:
         if not (batch.decisions or batch.is_birth):

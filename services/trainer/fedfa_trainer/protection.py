@@ -127,6 +127,7 @@ class Protection:
                 shown = wanted
             except (NotMarked, OSError) as error:
                 logger.warning("the pod is not marked", extra={"reason": str(error)})
+                shown = None  # an unclear answer may have been a yes
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_closed, self._retry_seconds)
 

@@ -21,7 +21,6 @@ from fedfa.errors import (
     UnknownTask,
 )
 from fedfa.failpoints import reach
-from fedfa.federation import Client
 from fedfa.manifests import Birth, ModelRef
 from fedfa.messages import (
     EvalJob,
@@ -31,7 +30,6 @@ from fedfa.messages import (
     TrainJob,
     UpdateReady,
 )
-from fedfa.pools import assign
 from fedfa.randomness import prf
 from fedfa.tasks import base as tasks
 from fedfa.tensors import FlatModel, canonical_json, encode, sha256
@@ -233,14 +231,9 @@ class Worker:
         with self.computing.turn(held):
             self._shelf.drop(held.order.uid)  # a module that was trained has no initial weights
             with self._warm(held) as warm, self.computing.timed(held):
-                template = modules.template_of(warm.module)
-                model = modules.read(warm.module, template)
-                frozen_digest = modules.frozen_digest(warm.module)
-                sizes = tasks.clients_of(warm.task)
-                pools = assign(warm.submission.spec.pools, sizes)
-                clients = tuple(Client(name, sizes[name], pools[name]) for name in sizes)
+                created = training.first_version(warm.submission.spec, warm.task, warm.module)
             held.enter("delivering")
-        return Birth(clients, template, frozen_digest), model
+        return created
 
     # -- what they read -------------------------------------------------------------------------
 

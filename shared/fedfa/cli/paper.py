@@ -6,45 +6,26 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from importlib.metadata import version as release
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 import yaml
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedfa.cli import EXIT_INTERRUPTED, console, results, views
+from fedfa.errors import InvalidInput
 from fedfa.paper import outcomes, profiles, runner, tables
 from fedfa.paper.outcomes import Outcome
 from fedfa.paper.plan import PARTS, Part, Plan, Run
-from fedfa.paper.profiles import METHODS, Profile, Rates
+from fedfa.paper.profiles import METHODS, Profile, ProfileName, Rates
 from fedfa.simulate.workers import usable_cores
 
 DATA = "FEDFA_DATA"
 RELEASES = ("torch", "numpy", "scikit-learn")
 
-
-class What(StrEnum):
-    table2 = "table2"
-    table3 = "table3"
-    table4 = "table4"
-    table5 = "table5"
-    table6 = "table6"
-    fig1 = "fig1"
-    fig2 = "fig2"
-    fig3 = "fig3"
-    fig4 = "fig4"
-    fig5 = "fig5"
-    fig6 = "fig6"
-    all = "all"
-    tune = "tune"
-
-
-class Size(StrEnum):
-    cpu = "cpu"
-    full = "full"
+What = Literal[Part, "all", "tune"]
 
 
 def paper(
@@ -52,7 +33,9 @@ def paper(
         What,
         typer.Argument(help="a table, a figure, all of them, or the tuning", show_default=False),
     ],
-    profile: Annotated[Size, typer.Option(help="full: the paper's settings, for GPUs")] = Size.cpu,
+    profile: Annotated[
+        ProfileName, typer.Option(help="full: the paper's settings, for GPUs")
+    ] = "cpu",
     seeds: Annotated[int, typer.Option(min=1, help="of tables 2 to 4 and figures 3 and 4")] = 1,
     out: Annotated[
         Path | None,
@@ -68,13 +51,13 @@ def paper(
     Each run is simulated once and shared; what is there already is not run again, so that an
     interrupted command goes on. The data lies in FEDFA_DATA; where there is none, digits it is.
     """
-    folder = out or Path("results") / profile.value
+    folder = out or Path("results") / profile
     results.make_folder("--out", folder)
-    chosen = _with_data(profiles.PROFILES[profile.value], Path(os.environ.get(DATA, "data")))
-    rates = Rates() if what.value == "tune" else profiles.tuned(chosen.name)
+    chosen = _with_data(profiles.PROFILES[profile], Path(os.environ.get(DATA, "data")))
+    rates = Rates() if what == "tune" else profiles.tuned(chosen.name)
     wanted = Plan(chosen, rates, seeds)
-    parts: Sequence[Part] = PARTS if what.value == "all" else [p for p in PARTS if p == what.value]
-    runs = wanted.tuning() if what.value == "tune" else wanted.needed(parts)
+    parts: Sequence[Part] = PARTS if what == "all" else [p for p in PARTS if p == what]
+    runs = wanted.tuning() if what == "tune" else wanted.needed(parts)
     began = time.monotonic()
     try:
         _make(folder / "runs", runs, at_once or usable_cores())
@@ -82,7 +65,7 @@ def paper(
         console.error("interrupted; the same command goes on from here")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     found = {run.id: outcomes.read(folder / "runs", run) for run in runs}
-    if what.value == "tune":
+    if what == "tune":
         _write_rates(wanted, found, folder)
     else:
         _write(wanted, parts, found, folder)
@@ -150,7 +133,8 @@ def _write(wanted: Plan, parts: Sequence[Part], found: dict[str, Outcome], folde
         with results.writing("--out", folder):
             if part.startswith("table"):
                 table = tables.draw(part, wanted, found, targets)
-                (folder / f"{part}.md").write_text(table.markdown, "utf-8")
+                about = _about(wanted, targets)
+                (folder / f"{part}.md").write_text(f"{table.markdown}\n{about}\n", "utf-8")
                 (folder / f"{part}.csv").write_text(table.csv, "utf-8")
                 page.append(table.markdown)
             else:
@@ -159,22 +143,49 @@ def _write(wanted: Plan, parts: Sequence[Part], found: dict[str, Outcome], folde
     with results.writing("--out", folder):
         if parts == PARTS:
             (folder / "README.md").write_text("\n".join(page), "utf-8")
-        specs = {run: found[run].run.spec.model_dump(mode="json") for run in sorted(found)}
-        (folder / "specs.json").write_text(json.dumps(specs, indent=1) + "\n", "utf-8")
+        specs = _written_specs(folder / "specs.json")  # of the other parts, made before
+        specs |= {run: one.run.spec.model_dump(mode="json") for run, one in found.items()}
+        text = json.dumps(dict(sorted(specs.items())), indent=1) + "\n"
+        (folder / "specs.json").write_text(text, "utf-8")
+
+
+def _written_specs(path: Path) -> dict[str, object]:
+    try:
+        specs = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InvalidInput(f"{path}: not JSON ({error}); delete it") from error
+    if not isinstance(specs, dict):
+        raise InvalidInput(f"{path}: expected the specs by run; delete it")
+    return specs
+
+
+def _about(wanted: Plan, targets: dict[str, float]) -> str:
+    """What a table of one folder needs to be told from one of other seeds, data or releases."""
+    goals = ", ".join(f"{name} {goal:g}" for name, goal in targets.items()) or "none"
+    return (
+        f"Profile {wanted.profile.name}; targets: {goals}; seeds: {wanted.seeds} where the table "
+        f"has several (from 0 up). Made with {_releases()}."
+    )
+
+
+def _releases() -> str:
+    releases = ", ".join(f"{name} {release(name)}" for name in ("fedfa", *RELEASES))
+    return f"{releases}, Python {platform.python_version()}"
 
 
 def _introduction(wanted: Plan, targets: dict[str, float], found: dict[str, Outcome]) -> str:
     profile = wanted.profile
-    releases = ", ".join(f"{name} {release(name)}" for name in ("fedfa", *RELEASES))
     lines = [
         f"# The paper's evaluation, profile {profile.name}",
         "",
         f"    fedfa paper all --profile {profile.name} --seeds {wanted.seeds}",
         "",
-        f"Made with {releases}, Python {platform.python_version()}. `specs.json` has the spec of "
-        "every run. Clients' delays are long-tailed (Pareto 1.5, one draw for each client); "
-        "training itself takes no virtual time. A benchmark's target is "
-        f"{profiles.TARGET_SHARE:.0%} of the best accuracy that FedAvg reaches within the budget.",
+        f"Made with {_releases()}. `specs.json` has the spec of every run. Clients' delays are "
+        "long-tailed (Pareto 1.5, one draw for each client); training itself takes no "
+        f"virtual time. A benchmark's target is {profiles.TARGET_SHARE:.0%} of the best accuracy "
+        "that FedAvg reaches within the budget.",
         "",
         "| benchmark | clients' updates | Mc | K | target | learning rates |",
         "|---|---:|---:|---:|---:|---|",
@@ -183,7 +194,7 @@ def _introduction(wanted: Plan, targets: dict[str, float], found: dict[str, Outc
         rates = {name: wanted.rates.of(one, name) for name in (m.name for m in METHODS)}
         is_tuned = all(wanted.rates.is_tuned(one, name) for name in rates)
         if len(set(rates.values())) == 1:
-            shown = f"{one.rates[1]:g}"
+            shown = f"{rates[METHODS[0].name]:g}"
         else:
             shown = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
         goal = f"{targets[one.name]:g}" if one.name in targets else "-"

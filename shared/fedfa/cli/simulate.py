@@ -17,17 +17,18 @@ from fedfa.cli.control import Assignments
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidSpec, NotFound
 from fedfa.federation import State
-from fedfa.history import History, HistoryReader
+from fedfa.history import HistoryReader
 from fedfa.replay import Mismatch
 from fedfa.simulate import repetition
 from fedfa.simulate.simulation import Simulation, simulation
 from fedfa.spec import FederationSpec, Stop
 from fedfa.store import DirectoryStore
 from fedfa.submission import slug, submitted
-from fedfa.summary import headline_of, leading_metric, summarize
+from fedfa.summary import Summary, headline_of, leading_metric, summarize
 
 LINE_SECONDS = 5.0  # between two lines where there is no terminal
 MEASURE = "measure"
+NO_TIME = "0"
 
 Workers = Annotated[
     int | None,
@@ -61,7 +62,7 @@ def simulate(
             metavar="SECONDS",
             help=f"what an optimizer step takes on the virtual clock; '{MEASURE}' times one here",
         ),
-    ] = "0",
+    ] = NO_TIME,
     bound: Annotated[
         bool,
         typer.Option("--bound", help="measure the gradient too, beside the theorem's rate"),
@@ -84,6 +85,11 @@ def simulate(
     if like is not None:
         if spec is not None or set or id is not None:
             raise InvalidSpec("--like: the run brings its own spec and id; give no others")
+        if bound or step_seconds != NO_TIME:
+            raise InvalidSpec(
+                "--like: the recorded run says when everything happened, and evaluations are not "
+                "repeated; give no --step-seconds and no --bound"
+            )
         _repeat(like, out, workers=workers, threads=threads, json=json)
         return
     if spec is None:
@@ -110,9 +116,19 @@ def simulate(
         console.error(f"{federation}: interrupted; the same command goes on from here")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     history = HistoryReader(DirectoryStore(out), federation).refresh()
-    _tell(history, out, json)
-    if bound:
-        _tell_bound(history, json)
+    compared = bounds.compare(history) if bound else None
+    if bound and compared is None:
+        console.warn(
+            "--bound: fewer than two versions have a measured gradient; evaluate more often"
+        )
+    summary = summarize(history, now=history.at)
+    if json:
+        rate = {"bound": None if compared is None else asdict(compared)} if bound else {}
+        console.print_json(summary.as_json() | rate)
+    else:
+        _tell(summary, out)
+        if compared is not None:
+            _tell_bound(compared)
     raise typer.Exit(observe.exit_code(history))
 
 
@@ -130,16 +146,7 @@ def _step_seconds(text: str) -> float | None:
     return seconds
 
 
-def _tell_bound(history: History, json: bool) -> None:
-    compared = bounds.compare(history)
-    if compared is None:
-        console.warn(
-            "--bound: fewer than two versions have a measured gradient; evaluate more often"
-        )
-        return
-    if json:
-        console.print_json(asdict(compared))
-        return
+def _tell_bound(compared: bounds.Bound) -> None:
     console.say("mean ||grad f||^2 of the evaluated versions up to T, beside c / sqrt(T Q):")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("T", "observed", "rate"):
@@ -246,11 +253,7 @@ def _fraction(stop: Stop, state: State, seconds: float) -> float:
     return max((min(1.0, done / limit) for done, limit in counted if limit), default=0.0)
 
 
-def _tell(history: History, out: Path, json: bool) -> None:
-    summary = summarize(history, now=history.at)
-    if json:
-        console.print_json(summary.as_json())
-        return
+def _tell(summary: Summary, out: Path) -> None:
     console.say(f"{summary.status}: {headline_of(summary.reason)}", views.STYLES[summary.status])
     if summary.best is not None:
         final = f"{summary.metric} {views.measured(summary.latest)}"

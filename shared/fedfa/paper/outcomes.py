@@ -16,11 +16,15 @@ METRIC = "accuracy"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An evaluated version: virtual seconds, communication rounds of Mc updates, and accuracy."""
+    """An evaluated version: virtual seconds, communication rounds of Mc updates, and accuracy.
+
+    is_due: by the cadence, or as the last version of a whole budget.
+    """
 
     seconds: float
     rounds: float
     accuracy: float
+    is_due: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,10 @@ class Outcome:
 
     @property
     def mean(self) -> float:
-        """Over the evaluations, those that an early end took away counted as failures."""
-        expected = self.run.updates // self.run.benchmark.evaluated_every
-        return sum(point.accuracy for point in self.points[1:]) / max(expected, 1)
+        """Over the evaluations due after version 0; one that an early end took away counts 0."""
+        num_due = math.ceil(self.run.updates / self.run.evaluated_every)
+        measured = (one.accuracy for one in self.points if one.rounds > 0 and one.is_due)
+        return math.fsum(measured) / num_due
 
     def reached(self, target: float) -> Point | None:
         return next((point for point in self.points if point.accuracy >= target), None)
@@ -51,17 +56,18 @@ def read(folder: Path, run: Run) -> Outcome:
     merged_by_version: dict[int, int] = {0: 0}
     for number, row in enumerate(history.merged, 1):
         merged_by_version.setdefault(row.version, number)
+    state = history.state
+    reason = state.reason if state is not None and state.status == "failed" else ""
     points = tuple(
         Point(
             evaluation.at - history.submission.created_at,
             merged_by_version[evaluation.version] / run.concurrency,
             evaluation.metrics[METRIC],
+            evaluation.version % run.every_versions == 0 or not reason,
         )
         for evaluation in history.evaluations
         if METRIC in evaluation.metrics
     )
-    state = history.state
-    reason = state.reason if state is not None and state.status == "failed" else ""
     return Outcome(run, points, history, reason)
 
 
@@ -87,3 +93,23 @@ def spread(values: Sequence[float | None]) -> Spread:
         return Spread(None, 0.0, 0, len(values))
     deviation = statistics.stdev(there) if len(there) > 1 else 0.0
     return Spread(statistics.fmean(there), deviation, len(there), len(values))
+
+
+def speed_up(fedavg: Sequence[float | None], method: Sequence[float | None]) -> float | None:
+    """How many times sooner than FedAvg, seed by seed: the median, the lower one of two.
+
+    None of `fedavg` or `method`: not reached, infinitely late. So 0 is "the method never", inf
+    "FedAvg never". A seed in which neither got there says nothing; without any other, None.
+    """
+    ratios = [
+        _ratio(math.inf if theirs is None else theirs, math.inf if ours is None else ours)
+        for theirs, ours in zip(fedavg, method, strict=True)
+        if theirs is not None or ours is not None
+    ]
+    return statistics.median_low(ratios) if ratios else None
+
+
+def _ratio(theirs: float, ours: float) -> float:
+    if theirs == ours:
+        return 1.0  # at version 0 both times are 0
+    return theirs / ours if ours else math.inf

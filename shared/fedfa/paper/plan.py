@@ -1,6 +1,7 @@
 """Which runs the tables and figures need. Two that need the same run share it, by its spec."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -59,6 +60,23 @@ class Run:
         return f"{self.benchmark.name} {self.method}{variant} K={self.window} Mc={self.concurrency}"
 
     @property
+    def evaluated_every(self) -> int:
+        """Client updates between two evaluations: whole versions, and the same, by any rule."""
+        return math.lcm(self.benchmark.concurrency, self.concurrency, self.window)
+
+    @property
+    def every_versions(self) -> int:
+        merges = METHOD[self.method].merges
+        return (
+            self.evaluated_every
+            // {
+                "one": 1,
+                "window": self.window,
+                "round": self.concurrency,
+            }[merges]
+        )
+
+    @property
     def spec(self) -> FederationSpec:
         method, benchmark = METHOD[self.method], self.benchmark
         rule: dict[str, Any] = dict(method.rule)
@@ -68,7 +86,6 @@ class Run:
             rule["server_lr"] = float(self.window)
         if self.variant == "fednova":
             rule["fednova"] = True
-        merged = {"one": 1, "window": self.window, "round": self.concurrency}[method.merges]
         local = benchmark.fields["local"] | {
             "optimizer": {"name": benchmark.optimizer, "learning_rate": self.rate}
         }
@@ -81,7 +98,7 @@ class Run:
                 "concurrency": self.concurrency,
                 "local": local,
                 "delay": DELAY,
-                "evaluation": {"every_versions": max(1, benchmark.evaluated_every // merged)},
+                "evaluation": {"every_versions": self.every_versions},
                 "stop": {"updates": self.updates},
                 "retention": {"keep": "bounded", "keep_last": 1, "min_age_seconds": 0},
                 "seed": self.seed,
@@ -129,10 +146,14 @@ class Plan:
             for window in self.profile.windows
         ]
 
+    @property
+    def concurrencies(self) -> list[int]:
+        return [number for number in self.profile.concurrencies if self.sweep.allows(number)]
+
     def by_concurrency(self, method: str) -> list[Run]:
         return [
             replace(self.run(self.sweep, method), concurrency=concurrency)
-            for concurrency in self.profile.concurrencies
+            for concurrency in self.concurrencies
         ]
 
     def combined(self, method: str) -> list[Run]:
@@ -175,12 +196,14 @@ class Plan:
         """Every method on every family at each of its three rates, half a budget, its own seed."""
         families = {one.family: one for one in self.profile.benchmarks}  # the non-IID one is last
         return [
-            replace(
-                self.run(benchmark, method.name, TUNING_SEED),
-                rate=rate,
-                updates=benchmark.updates // 2,
-            )
+            replace(_halved(self.run(benchmark, method.name, TUNING_SEED)), rate=rate)
             for benchmark in families.values()
             for method in METHODS
             for rate in benchmark.rates
         ]
+
+
+def _halved(run: Run) -> Run:
+    """Half a budget, down to the last evaluation that is due in it: every method has as many."""
+    half = run.updates // 2
+    return replace(run, updates=half - half % run.evaluated_every)

@@ -41,10 +41,10 @@ class Benchmark:
     rates: tuple[float, float, float]
     needs: tuple[str, ...] = ()
 
-    @property
-    def evaluated_every(self) -> int:
-        """Client updates between two evaluations, the same under every rule: one round."""
-        return self.concurrency
+    def allows(self, concurrency: int) -> bool:
+        """Whether it has so many clients; a natural split's number is known to its data alone."""
+        clients: int = self.fields.get("clients", concurrency)
+        return concurrency <= clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """fields: of the rule. window: whether the rule has one. merges: updates per version."""
+    """rule: its fields in the spec, but for the window. merges: which updates make a version."""
 
     name: str
     title: str

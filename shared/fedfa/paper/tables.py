@@ -2,14 +2,25 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedfa.paper.outcomes import Outcome, Spread, spread
+from fedfa.paper.outcomes import Outcome, Point, Spread, speed_up, spread
 from fedfa.paper.plan import COMBINED, SWEPT, VARIANTS, Part, Plan, Run
 from fedfa.paper.profiles import METHOD, METHODS
 
 NOT_REACHED = "not reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """speed_up: against FedAvg, where the numbers are times or rounds to a target."""
+
+    column: str
+    text: str
+    numbers: Spread
+    speed_up: float | None = None
 
 
 @dataclass(slots=True)
@@ -23,18 +34,19 @@ class Table:
     rows: list[list[str]] = field(default_factory=list)
     records: list[dict[str, object]] = field(default_factory=list)
 
-    def add(self, method: str, cells: Sequence[tuple[str, str, Spread]]) -> None:
-        """cells: (column, text, numbers)."""
-        self.rows.append([method, *(text for _, text, _ in cells)])
-        for column, _, numbers in cells:
+    def add(self, method: str, cells: Sequence[Cell]) -> None:
+        self.rows.append([method, *(cell.text for cell in cells)])
+        for cell in cells:
+            numbers = cell.numbers
             self.records.append(
                 {
                     "method": method,
-                    "column": column,
+                    "column": cell.column,
                     "mean": "" if numbers.mean is None else repr(numbers.mean),
                     "deviation": repr(numbers.deviation),
                     "seeds_having": numbers.having,
                     "seeds": numbers.of,
+                    "speed_up": "" if cell.speed_up is None else repr(cell.speed_up),
                 }
             )
 
@@ -55,6 +67,18 @@ class Table:
         return text.getvalue()
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What it takes to reach a target."""
+
+    title: str
+    unit: str
+    of: Callable[[Point], float]
+
+
+TIME = Measure("Virtual time", "in units of the fastest client's job", lambda p: p.seconds)
+ROUNDS = Measure("Communication rounds", "one round is Mc client updates", lambda p: p.rounds)
+
 Outcomes = Mapping[str, Outcome]  # by the run's id
 Targets = Mapping[str, float]  # by benchmark
 
@@ -62,9 +86,9 @@ Targets = Mapping[str, float]  # by benchmark
 def draw(part: Part, plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
     match part:
         case "table2":
-            return _to_target(part, plan, outcomes, targets, is_time=True)
+            return _to_target(part, plan, outcomes, targets, TIME)
         case "table3":
-            return _to_target(part, plan, outcomes, targets, is_time=False)
+            return _to_target(part, plan, outcomes, targets, ROUNDS)
         case "table4":
             return _best(plan, outcomes)
         case "table5":
@@ -75,25 +99,25 @@ def draw(part: Part, plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
 
 
 def _to_target(
-    part: Part, plan: Plan, outcomes: Outcomes, targets: Targets, *, is_time: bool
+    part: Part, plan: Plan, outcomes: Outcomes, targets: Targets, measure: Measure
 ) -> Table:
-    what = "Virtual time" if is_time else "Communication rounds"
-    unit = "in units of the fastest client's job" if is_time else "one round is Mc client updates"
     table = Table(
         part,
-        f"{'Table 2' if is_time else 'Table 3'}. {what} to the target accuracy",
-        f"Mean and standard deviation over {plan.seeds} seeds, {unit}; in brackets how many times "
-        "sooner than FedAvg. Where not every seed reached the target, the mean is of those that "
-        "did, and their number follows.",
+        f"Table {part[-1]}. {measure.title} to the target accuracy",
+        f"Mean and standard deviation over {plan.seeds} seeds, {measure.unit}. Where not every "
+        "seed reached the target, the mean is of those that did, and their number follows. In "
+        "brackets how many times sooner than FedAvg with the same seed: the median over the seeds "
+        "(the lower one of two), where a run that did not reach the target is infinitely late.",
         ["", *(f"{one.title} ({targets[one.name]:g})" for one in plan.profile.benchmarks)],
     )
     for method in METHODS:
         cells = []
         for benchmark in plan.profile.benchmarks:
             goal = targets[benchmark.name]
-            measured = _reached(outcomes, plan.seeded(benchmark, method.name), goal, is_time)
-            fedavg = _reached(outcomes, plan.seeded(benchmark, "fedavg"), goal, is_time)
-            cells.append((benchmark.name, _with_ratio(measured, fedavg), measured))
+            measured = _reached(outcomes, plan.seeded(benchmark, method.name), goal, measure)
+            fedavg = _reached(outcomes, plan.seeded(benchmark, "fedavg"), goal, measure)
+            ratio, numbers = speed_up(fedavg, measured), spread(measured)
+            cells.append(Cell(benchmark.name, _with_ratio(numbers, ratio), numbers, ratio))
         table.add(method.title, cells)
     return table
 
@@ -110,7 +134,7 @@ def _best(plan: Plan, outcomes: Outcomes) -> Table:
         cells = []
         for benchmark in plan.profile.benchmarks:
             best = spread([outcomes[r.id].best for r in plan.seeded(benchmark, method.name)])
-            cells.append((benchmark.name, _text(best, "{:.3f}"), best))
+            cells.append(Cell(benchmark.name, _text(best, "{:.3f}"), best))
         table.add(method.title, cells)
     return table
 
@@ -120,13 +144,13 @@ def _concurrency(plan: Plan, outcomes: Outcomes) -> Table:
         "table5",
         "Table 5. Best accuracy by the concurrency Mc",
         f"{plan.sweep.title}, K = {plan.sweep.window} (FedAvg's round is Mc), one seed.",
-        ["", *(f"Mc = {number}" for number in plan.profile.concurrencies)],
+        ["", *(f"Mc = {number}" for number in plan.concurrencies)],
     )
     for name in SWEPT:
         cells = []
         for run in plan.by_concurrency(name):
             best = spread([outcomes[run.id].best])
-            cells.append((f"Mc={run.concurrency}", _text(best, "{:.3f}"), best))
+            cells.append(Cell(f"Mc={run.concurrency}", _text(best, "{:.3f}"), best))
         table.add(METHOD[name].title, cells)
     return table
 
@@ -143,13 +167,13 @@ def _combined(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
     for name in COMBINED:
         for run, variant in zip(plan.combined(name), ("", *VARIANTS), strict=True):
             title = METHOD[name].title + (f" with {_VARIANT[variant]}" if variant else "")
-            rounds = _reached(outcomes, [run], goal, is_time=False)
-            seconds = _reached(outcomes, [run], goal, is_time=True)
+            rounds = spread(_reached(outcomes, [run], goal, ROUNDS))
+            seconds = spread(_reached(outcomes, [run], goal, TIME))
             best = spread([outcomes[run.id].best])
             cells = [
-                ("rounds", _text(rounds, "{:.1f}"), rounds),
-                ("time", _text(seconds, "{:.1f}"), seconds),
-                ("best", _text(best, "{:.3f}"), best),
+                Cell("rounds", _text(rounds, "{:.1f}"), rounds),
+                Cell("time", _text(seconds, "{:.1f}"), seconds),
+                Cell("best", _text(best, "{:.3f}"), best),
             ]
             table.add(title, cells)
     return table
@@ -158,17 +182,19 @@ def _combined(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
 _VARIANT = {"fedprox": "FedProx", "fednova": "FedNova"}
 
 
-def _reached(outcomes: Outcomes, runs: Sequence[Run], goal: float, is_time: bool) -> Spread:
+def _reached(
+    outcomes: Outcomes, runs: Sequence[Run], goal: float, measure: Measure
+) -> list[float | None]:
+    """For each run what it took, None where it did not get there."""
     points = [outcomes[run.id].reached(goal) for run in runs]
-    read: Callable[..., float] = lambda p: p.seconds if is_time else p.rounds  # noqa: E731
-    return spread([None if point is None else read(point) for point in points])
+    return [None if point is None else measure.of(point) for point in points]
 
 
-def _with_ratio(measured: Spread, fedavg: Spread) -> str:
-    text = _text(measured, "{:.1f}")
-    if measured.mean is None or fedavg.mean is None or measured.mean == 0:
+def _with_ratio(numbers: Spread, ratio: float | None) -> str:
+    text = _text(numbers, "{:.1f}")
+    if numbers.mean is None or ratio is None:
         return text
-    return f"{text} ({fedavg.mean / measured.mean:.1f}x)"
+    return f"{text} ({'FedAvg: never' if ratio == math.inf else f'{ratio:.1f}x'})"
 
 
 def _text(numbers: Spread, form: str) -> str:

@@ -7,12 +7,12 @@ that repeats shows that nothing but spec, data and the recorded order made these
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import islice
 from pathlib import Path
 
 from fedfa import history, keys, ledger, manifests
-from fedfa.errors import AlreadyExists, InvalidInput, InvalidSpec
+from fedfa.errors import AlreadyExists, InvalidInput, InvalidSpec, NotFound
 from fedfa.events import Decision, Job, Merged, Rejected, Update
 from fedfa.ledger import Ledger
 from fedfa.manifests import Committed, ModelRef
@@ -24,6 +24,10 @@ from fedfa.store import DirectoryStore, ObjectStore
 
 JUDGED = ("norm:", "diverged:")  # rejections for what the training made, not for how it arrived
 AHEAD_PER_WORKER = 4  # manifests whose updates may be trained before their turn
+OTHERWISE = (
+    "its trainer may have used another number of torch threads (--threads), another device or "
+    "another release of torch"
+)
 
 
 def repeat(
@@ -45,7 +49,8 @@ def repeat(
     number = min(num_workers or usable_cores(), submission.spec.concurrency)
     workers = Workers(root, federation, number=number, threads=threads, task_allow=task_allow)
     with workers:
-        yield from _Repetition(source, store, submission, workers).run(AHEAD_PER_WORKER * number)
+        again = _Repetition(source, root, submission, workers)
+        yield from again.run(AHEAD_PER_WORKER * number)
 
 
 def _submit(source: ObjectStore, store: DirectoryStore, federation: str) -> Submitted:
@@ -65,12 +70,13 @@ class _Repetition:
     def __init__(
         self,
         source: ObjectStore,
-        store: DirectoryStore,
+        root: Path,
         submission: Submitted,
         workers: Workers,
     ) -> None:
         self._source = source
-        self._store = store
+        self._root = root
+        self._store = DirectoryStore(root)
         self._submission = submission
         self._workers = workers
         self._training: dict[Job, Future[Answer]] = {}
@@ -80,6 +86,8 @@ class _Repetition:
         book = ledger.load(self._store, self._submission)
         if book is None:
             book = self._bear(manifests.read(self._source, federation, manifests.FIRST))
+        else:
+            self._compare_head(book)
         yield book
         log = manifests.log(self._source, federation, start=book.head.manifest.n + 1)
         ahead = deque(islice(log, num_ahead))
@@ -92,6 +100,18 @@ class _Repetition:
             ahead.extend(islice(log, 1))
             yield book
 
+    def _compare_head(self, book: Ledger) -> None:
+        """What an earlier repetition left: its newest manifest vouches for those before it."""
+        n = book.head.manifest.n
+        try:
+            recorded = manifests.read(self._source, self._submission.federation, n)
+        except NotFound:
+            raise Mismatch(
+                f"manifest {n}: {self._store.name} has it, the recorded log ends before it; "
+                "choose another --out"
+            ) from None
+        _refuse_another(book.head, recorded)
+
     def _bear(self, first: Committed) -> Ledger:
         manifest = first.manifest
         if manifest.model is None:
@@ -103,8 +123,8 @@ class _Repetition:
                 f"{manifest.model.digest}; is the data or the code of the task another one?"
             )
         birth, vector = ledger.birth_from(self._store.get(answer["key"]))
-        book = ledger.bear(
-            self._store,
+        return ledger.bear(
+            _Expecting(self._root, first),
             self._submission,
             ModelRef(0, answer["key"], answer["digest"]),
             birth,
@@ -112,7 +132,6 @@ class _Repetition:
             writer=manifest.writer,
             now=manifest.at,
         )
-        return _same(book, first)
 
     def _train(self, book: Ledger, committed: Committed) -> None:
         """Have the updates of a manifest trained, as far as their bases are made again."""
@@ -149,15 +168,19 @@ class _Repetition:
         for again, decision in zip(made, manifest.decisions, strict=False):
             if again != decision:
                 raise Mismatch(f"manifest {manifest.n}: now {again}, the log says {decision}")
-        book = ledger.commit(
-            self._store,
+        if len(made) != len(manifest.decisions):
+            raise Mismatch(
+                f"manifest {manifest.n}: now {len(made)} decisions, the log has "
+                f"{len(manifest.decisions)}"
+            )
+        return ledger.commit(
+            _Expecting(self._root, recorded),
             book,
             replica,
             tuple(made),
             writer=manifest.writer,
             now=manifest.at,
         )
-        return _same(book, recorded)
 
     def _merge(self, replica: Replica, update: Update) -> tuple[Replica, tuple[Decision, ...]]:
         if update.job not in self._training:
@@ -168,13 +191,20 @@ class _Repetition:
             raise Mismatch(f"{_name(update)}: {answer['diverged']}")
         vector = ledger.read_vector(self._store, answer["key"], answer["digest"], template)
         if answer["digest"] != update.digest:
-            there = ledger.read_vector(self._source, update.key, update.digest, template)
+            try:
+                there = ledger.read_vector(self._source, update.key, update.digest, template)
+            except NotFound:
+                raise Mismatch(
+                    f"{_name(update)}: trained again it hashes to {answer['digest']}, the log says "
+                    f"{update.digest}; {self._source.name} has deleted the update, so that its "
+                    f"values cannot be compared: {OTHERWISE}, or repeat a run whose retention "
+                    "keeps all"
+                ) from None
             apart = abs(vector.floats - there.floats)
             raise Mismatch(
                 f"{_name(update)}: trained again, {(apart > 0).sum()} of {apart.size} values "
                 f"differ, by at most {apart.max():.3g}; loss {answer['loss']!r}, the log says "
-                f"{update.loss!r}; its trainer may have used another number of torch threads "
-                "(--threads), another device or another release of torch"
+                f"{update.loss!r}; {OTHERWISE}"
             )
         base = None
         if needs_base(replica, update.base_version):
@@ -214,11 +244,22 @@ def _name(update: Update) -> str:
     )
 
 
-def _same(book: Ledger, recorded: Committed) -> Ledger:
-    if book.head.digest != recorded.digest:
-        ours, theirs = book.head.manifest, recorded.manifest
-        what = (
-            "its state" if ours.model == theirs.model else f"model {ours.model}, not {theirs.model}"
-        )
-        raise Mismatch(f"manifest {theirs.n}: differs: {what}")
-    return book
+class _Expecting(DirectoryStore):
+    """The repetition's folder, for one commit: only the recorded manifest enters it."""
+
+    def __init__(self, root: Path, recorded: Committed) -> None:
+        super().__init__(root)
+        self._recorded = recorded
+
+    def create(self, key: str, body: bytes) -> None:
+        _refuse_another(manifests.decode(body, key=key), self._recorded)
+        super().create(key, body)
+
+
+def _refuse_another(ours: Committed, recorded: Committed) -> None:
+    if ours.digest == recorded.digest:
+        return
+    now, then = ours.manifest, recorded.manifest
+    names = [one.name for one in fields(now) if getattr(now, one.name) != getattr(then, one.name)]
+    what = f"model {now.model}, not {then.model}" if "model" in names else ", ".join(names)
+    raise Mismatch(f"manifest {then.n}: differs: {what or 'how it is written'}")

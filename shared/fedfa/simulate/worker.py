@@ -22,7 +22,6 @@ import torch
 
 from fedfa import keys, ledger, manifests, modules, training
 from fedfa.errors import FedfaError, InvalidInput
-from fedfa.federation import Client
 from fedfa.manifests import Birth, ModelRef
 from fedfa.messages import UpdateReady
 from fedfa.randomness import prf
@@ -63,13 +62,8 @@ class Worker:
     def _initialise(self) -> Answer:
         """Version 0, as a trainer makes it."""
         module = self._task.model()  # this worker's own may have been trained
-        template = modules.template_of(module)
-        birth = Birth(
-            tuple(Client(*item) for item in tasks.clients_of(self._task).items()),
-            template,
-            modules.frozen_digest(module),
-        )
-        body = encode(modules.read(module, template), ledger.birth_metadata(birth))
+        birth, model = training.first_version(self._submission.spec, self._task, module)
+        body = encode(model, ledger.birth_metadata(birth))
         key = keys.model(self._submission.federation, 0, sha256(body))
         self._store.put(key, body)
         return {"key": key, "digest": sha256(body)}
