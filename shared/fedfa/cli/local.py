@@ -111,6 +111,7 @@ def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) ->
 
 
 def _stack(data: Path | None, **options: Any) -> "LocalStack":
+    import fedfa.broker  # noqa: F401  # before anything runs: a Ctrl-C may be lost in an import
     from fedfa.local.stack import LocalStack  # imports boto3
 
     if data is not None:
