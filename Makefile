@@ -8,7 +8,7 @@ RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell comma
 # A Debian 13 with RabbitMQ 4, made once with debootstrap (0.5 GB).
 RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
 
-.PHONY: help setup rabbitmq demo test test-faults test-fast test-rabbit4 soak chaos bench bench-long check chart \
+.PHONY: help setup compiler rabbitmq demo test test-faults test-fast test-rabbit4 soak chaos bench bench-long check chart \
 	images images-test format clean
 
 help:  ## list the targets
@@ -16,10 +16,17 @@ help:  ## list the targets
 
 setup: $(VENV)/.installed rabbitmq  ## virtual environment and RabbitMQ
 
-$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py shared/fedfa/kernel.c
+$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py shared/fedfa/kernel.c | compiler
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# For the merge kernel. Without a compiler an installation merges with numpy; the tests want both.
+compiler:
+ifeq ($(shell command -v cc),)
+	$(SUDO) apt-get update -q
+	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends gcc libc6-dev
+endif
 
 rabbitmq:
 ifeq ($(RABBITMQ),)
