@@ -13,6 +13,8 @@ from fedfa.spec import parse
 from fedfa.store import ObjectStore
 from tests.services.driver import wait_for
 
+pytestmark = pytest.mark.faults  # minutes on two cores
+
 LEASE_SECONDS = 5.0
 SITES = {"a": "trainer-2", "b": "trainer-3", "c": "trainer-4"}  # the first one serves `default`
 CONCURRENCY = 6

@@ -14,6 +14,8 @@ from fedfa.store import DirectoryStore
 from fedfa.topology import EVENTS
 from tests.services.driver import wait_for
 
+pytestmark = pytest.mark.faults  # minutes on two cores
+
 SPEC = {
     "task": {"name": "digits"},
     "rule": {"name": "fedfa-delta", "window": 3},
