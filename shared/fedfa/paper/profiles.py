@@ -1,7 +1,8 @@
 """The settings of the paper's evaluation, as data: benchmarks, methods, and two sizes.
 
-`full` has the paper's own settings, for GPUs. `cpu` is the same evaluation in an hour on two cores:
-fewer and smaller clients, a smaller network, and a fixed budget of client updates per run.
+`full` has the paper's own settings, for GPUs. `cpu` is the same evaluation, meant for an hour on
+two cores: fewer and smaller clients, a smaller network, and a fixed budget of client updates per
+run.
 """
 
 from dataclasses import dataclass, field

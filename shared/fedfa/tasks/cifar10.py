@@ -47,7 +47,7 @@ class Cifar10Options(Section):
         description="where the images are: below FEDFA_DATA, or s3://bucket/prefix",
     )
     model: Literal["resnet18", "cnn"] = Field(
-        default="resnet18", description="the paper's, or one that a CPU trains some 15 times faster"
+        default="resnet18", description="the paper's, or a small one for CPUs"
     )
     width: int | None = Field(
         default=None,
