@@ -1,19 +1,17 @@
 """A worker process of the simulator: trains and evaluates as a trainer does, order by order.
 
-    python -m fedfa.simulate.worker ROOT FEDERATION THREADS TASK_ALLOW INDEX
-
-One line of JSON in, one out. Bases come from the folder and updates go into it, as files like a
+One order in, one answer out. Bases come from the folder and updates go into it, as files like a
 trainer's. Its answers are a function of the order alone: that is what makes the number of workers
 irrelevant.
 """
 
-import json
 import math
 import os
-import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -38,7 +36,7 @@ Answer = dict[str, Any]
 class Worker:
     """One federation's task and module, kept for the next order."""
 
-    def __init__(self, store: DirectoryStore, federation: str, task_allow: list[str]) -> None:
+    def __init__(self, store: DirectoryStore, federation: str, task_allow: Sequence[str]) -> None:
         self._store = store
         self._submission = manifests.submitted(store, federation)
         self._task = tasks.load(self._submission.spec, task_allow)
@@ -174,40 +172,43 @@ class Worker:
         return self._birth.template
 
 
-def main(root: str, federation: str, threads: str, task_allow: str, index: str) -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a task prints is no answer
-    orders = _orders()
-    torch.set_num_threads(int(threads))
+def main(
+    channel: Connection,
+    root: Path,
+    federation: str,
+    threads: int,
+    task_allow: Sequence[str],
+    index: int,
+) -> None:
+    """Carry out what the channel orders. index: among the workers, which share out the GPUs."""
+    orders = _orders(channel)
+    torch.set_num_threads(threads)
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(index) % torch.cuda.device_count())
+        torch.cuda.set_device(index % torch.cuda.device_count())
     worker: Worker | None = None
     while True:
-        order = json.loads(orders.get())
+        order = orders.get()
         try:
             if worker is None:
-                allowed = [pattern for pattern in task_allow.split(",") if pattern]
-                worker = Worker(DirectoryStore(Path(root)), federation, allowed)
+                worker = Worker(DirectoryStore(root), federation, task_allow)
             answer = worker.carry_out(order)
         except FedfaError as error:
             answer = {"error": str(error)[:MAX_ERROR]}
         except Exception:  # the task's code may raise anything
             answer = {"error": traceback.format_exc()[-MAX_ERROR:]}
-        answers.write(json.dumps(answer) + "\n")
+        channel.send(answer)
 
 
-def _orders() -> "SimpleQueue[str]":
-    """The lines of standard input. Its end ends this process, whatever it is doing."""
-    lines: SimpleQueue[str] = SimpleQueue()
+def _orders(channel: Connection) -> "SimpleQueue[Answer]":
+    """What the channel brings. Its end ends this process, whatever it is doing."""
+    orders: SimpleQueue[Answer] = SimpleQueue()
 
     def read() -> None:
-        for line in sys.stdin:
-            lines.put(line)
-        os._exit(0)
+        try:
+            while True:
+                orders.put(channel.recv())
+        except (EOFError, OSError):
+            os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
-    return lines
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return orders

@@ -1,33 +1,37 @@
 """Worker processes that train and evaluate side by side, and never change what comes out.
 
-Orders and answers are lines of JSON; models and updates travel through the store. What a worker
-answers depends on its order alone, so neither their number nor the order of execution matters.
+Models and updates travel through the store. What a worker answers depends on its order alone, so
+neither their number nor the order of execution matters. They are forked from one process that has
+imported torch, which takes seconds.
 """
 
-import json
+import importlib
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import PriorityQueue
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from fedfa.errors import FedfaError
 
 Answer = dict[str, Any]
 Urgency = tuple[float, ...]  # smaller is sooner
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+WORKER = "fedfa.simulate.worker"  # by name: this process needs no torch
 LOG_TAIL_BYTES = 2_000
 NEVER: Urgency = (float("inf"),)
 INDICES = count()  # of this process's workers: they share out the GPUs by it
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload([WORKER])
 
 
 class TaskFailed(FedfaError):
@@ -46,11 +50,7 @@ class Workers:
     ) -> None:
         """root is the DirectoryStore's; threads are torch's, in each worker."""
         self._number = number
-        self._command = [
-            *(sys.executable, "-m", "fedfa.simulate.worker", str(root), federation),
-            *(str(threads), ",".join(task_allow)),
-        ]
-        self._environment = os.environ | dict.fromkeys(THREADS, str(threads))
+        self._work = root, federation, threads, tuple(task_allow)
         self._orders: PriorityQueue[tuple[Urgency, int, Answer | None, Future[Answer]]] = (
             PriorityQueue()
         )
@@ -66,7 +66,7 @@ class Workers:
 
     def __enter__(self) -> Self:
         for _ in range(self._number):
-            worker = _Worker([*self._command, str(next(INDICES))], self._environment)
+            worker = _Worker(*self._work, next(INDICES))
             thread = threading.Thread(target=self._serve, args=(worker,), daemon=True)
             self._processes.append(worker)
             self._threads.append(thread)
@@ -104,29 +104,25 @@ class Workers:
 
 
 class _Worker:
-    """One process. It ends when its standard input does, so it cannot outlive this one."""
+    """One process. It ends when its connection does, so it cannot outlive this one."""
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
-        self._process: subprocess.Popen[str] = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for us: we decide what becomes of them
+    def __init__(self, *work: Any) -> None:
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - close() closes it
+        self._channel, its_end = _forks.Pipe()
+        self._process = _forks.Process(
+            target=_become_worker, args=(its_end, self._log.name, *work), daemon=True
         )
+        self._process.start()
+        its_end.close()
 
     def ask(self, order: Answer) -> Answer:
-        line = ""
-        with suppress(OSError, ValueError):  # it is gone: told below
-            _pipe(self._process.stdin).write(json.dumps(order) + "\n")
-            _pipe(self._process.stdin).flush()
-            line = _pipe(self._process.stdout).readline()
-        if not line:
-            raise TaskFailed(f"worker: ended with code {self._process.wait()}: {self._log_tail()}")
-        answer: Answer = json.loads(line)
+        try:
+            self._channel.send(order)
+            answer: Answer = self._channel.recv()
+        except (OSError, EOFError):
+            self._process.join()
+            code = self._process.exitcode
+            raise TaskFailed(f"worker: ended with code {code}: {self._log_tail()}") from None
         if "error" in answer:
             raise TaskFailed(answer["error"])
         return answer
@@ -134,13 +130,12 @@ class _Worker:
     def kill(self) -> None:
         """Its end wakes the thread that waits for its answer."""
         self._process.kill()
-        self._process.wait()
+        self._process.join()
 
     def close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            with suppress(OSError):  # an order that it did not read any more
-                if stream is not None:
-                    stream.close()
+        self._channel.close()
+        self._process.close()
+        self._log.close()
 
     def _log_tail(self) -> str:
         size = self._log.seek(0, os.SEEK_END)
@@ -148,6 +143,9 @@ class _Worker:
         return self._log.read().decode(errors="replace").strip() or "it said nothing"
 
 
-def _pipe(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None
-    return stream
+def _become_worker(channel: Connection, log: str, *work: Any) -> None:
+    os.setsid()  # Ctrl-C is for who ordered this: it decides what becomes of us
+    with open(log, "ab") as output:
+        for standard in (1, 2):
+            os.dup2(output.fileno(), standard)
+    importlib.import_module(WORKER).main(channel, *work)
