@@ -8,7 +8,7 @@ RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell comma
 # A Debian 13 with RabbitMQ 4, made once with debootstrap (0.5 GB).
 RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
 
-.PHONY: help setup compiler rabbitmq demo test test-faults test-fast test-rabbit4 soak chaos bench bench-long check chart \
+.PHONY: help setup compiler rabbitmq demo test test-fast test-rabbit4 soak chaos bench bench-long check chart \
 	images images-test format clean
 
 help:  ## list the targets
@@ -37,19 +37,15 @@ endif
 demo: setup  ## train the digits federation on a real broker and a real bucket, then verify it
 	$(BIN)/fedfa local run examples/digits.yaml --trainers 2 --jobs-per-trainer 4 --verify
 
-test: setup  ## the tests, on a real RabbitMQ and a real S3 server
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not faults"
-
-test-faults: setup  ## minutes of kills, stalls, cuts and full disks; 20,000 simulated schedules
-	$(BIN)/python -m pytest -m faults
-	$(BIN)/python -m pytest tests/simulation --schedules 20000
+test: setup  ## the tests, on a real RabbitMQ and a real S3 server: faults, and 20,000 schedules
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(VENV)/.installed  ## the tests that need no server
-	$(BIN)/python -m pytest -m "not services and not faults"
+	$(BIN)/python -m pytest -m "not services" --schedules 2000
 
-test-rabbit4: setup  ## the tests with servers but the long fault suite, on RabbitMQ 4 in a Debian 13 root; as root
+test-rabbit4: setup  ## the tests with servers, on RabbitMQ 4 in a Debian 13 root; as root
 	tests/rabbitmq4-root.sh $(RABBITMQ4_ROOT)
-	FEDFA_RABBITMQ_ROOT=$(RABBITMQ4_ROOT) $(BIN)/python -m pytest tests/services -m "not faults"
+	FEDFA_RABBITMQ_ROOT=$(RABBITMQ4_ROOT) $(BIN)/python -m pytest tests/services -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 chaos: setup  ## MINUTES (30) of random faults on real processes, then every invariant
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))

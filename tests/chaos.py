@@ -1,9 +1,12 @@
 """`make chaos`: one federation, a random fault every few seconds, and what must hold at the end.
 
     python -m tests.chaos --minutes 30 --seed 1
+    python -m tests.chaos --minutes 10 --two-aggregators
 
 Every fault hits real processes: the services, RabbitMQ, the S3 server, or the network between
-them; several may overlap. The seed gives their order as far as the machine keeps the pace.
+them; several may overlap. With two aggregators, one of the two freezes every few seconds, often
+for so long that the other takes over, and there are no other faults. The seed gives the order of
+faults, as far as the machine keeps the pace.
 """
 
 import argparse
@@ -37,6 +40,8 @@ RECOVERY_SECONDS = 120.0  # after the last fault, until updates are merged again
 ZOMBIE_SECONDS = 5.0
 CALM_SECONDS = 5.0  # after a fault of broker, bucket or network, until everybody is connected
 SETTLE_SECONDS = 3.0  # RabbitMQ 3.10 loses a queue if killed within 0.6 s of its declaration
+PAUSED_SECONDS = (1, 25)  # the broker gives up on a client after 10 to 15
+SECOND = "aggregator-2"
 DISK_MIB = 3072  # in memory, once it is full; an hour's updates are a third of it
 SHARED = ("rabbitmq", "s3", "amqp", "http")
 BROKER = ("rabbitmq", "amqp")
@@ -86,14 +91,19 @@ def _kill(name: str) -> Fault:
     return Fault(f"kill -9 {name}", name, strike, _restarting(name), (0.2, 3.0))
 
 
-def _freeze(name: str) -> Fault:
+def pauses() -> Iterator[Fault]:
+    """Of two aggregators, one of which is active."""
+    yield from (_freeze(name, seconds=PAUSED_SECONDS) for name in ("aggregator", SECOND))
+
+
+def _freeze(name: str, *, seconds: tuple[float, float] = (1, 15)) -> Fault:
     def strike(here: World, rng: random.Random) -> None:
         here.signal(name, signal.SIGSTOP)
 
     def mend(here: World, rng: random.Random) -> None:
         here.signal(name, signal.SIGCONT)
 
-    return Fault(f"freeze {name}", name, strike, mend, (1, 15))
+    return Fault(f"freeze {name}", name, strike, mend, seconds)
 
 
 def _end(name: str) -> Fault:
@@ -214,6 +224,8 @@ class Chaos:
 
     here: World
     rng: random.Random
+    kinds: tuple[Fault, ...]
+    spares: tuple[str, ...] = ("aggregator-2", "scheduler-2")  # that come and go
     struck: Counter[str] = field(default_factory=Counter)
     surprises: list[str] = field(default_factory=list)
     fenced: int = 0
@@ -228,7 +240,7 @@ class Chaos:
             self._mend_due()
             self._supervise()
             if not deck:
-                deck = list(faults())
+                deck = list(self.kinds)
                 self.rng.shuffle(deck)
             fault = next((each for each in deck if self._is_free(each.subject)), None)
             if fault is None:
@@ -270,8 +282,7 @@ class Chaos:
 
     def _supervise(self) -> None:
         for name, process in self.here.stack.processes.items():
-            is_spare = name in ("aggregator-2", "scheduler-2")
-            if process.is_running or is_spare or self.is_disturbed(name):
+            if process.is_running or name in self.spares or self.is_disturbed(name):
                 continue
             if process.exit_code == EXIT_FENCED:
                 self.fenced += 1
@@ -392,13 +403,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--folder", type=Path, help="keep everything here")
+    parser.add_argument("--two-aggregators", action="store_true", help="only pauses, of two")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="fedfa-chaos-"))
     print(f"seed {arguments.seed}; logs in {folder}/logs", flush=True)
     with world(folder, disk_mib=DISK_MIB) as here:
         here.must_have_small_disk()
         here.running(NAME, **CHANGES)
-        chaos = Chaos(here, random.Random(arguments.seed))
+        rng = random.Random(arguments.seed)
+        if arguments.two_aggregators:
+            here.stack.add_standby("aggregator")
+            chaos = Chaos(here, rng, tuple(pauses()), spares=())
+        else:
+            chaos = Chaos(here, rng, tuple(faults()))
         with Watch(here, chaos) as watch:
             chaos.run(arguments.minutes * 60)
             under_fire = here.merged(NAME)
@@ -423,7 +440,7 @@ def report(
     confirmed: int,
 ) -> None:
     print("\n| fault | injected and survived |\n|---|---|")
-    for name in sorted(fault.name for fault in faults()):
+    for name in sorted(fault.name for fault in chaos.kinds):
         print(f"| {name} | {chaos.struck[name]} |")
     print(f"| all | {chaos.struck.total()} |\n")
     state = log[-1].state

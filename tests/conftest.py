@@ -1,12 +1,29 @@
 """For all tests: time never decides whether one passes, and who runs what in parallel."""
 
+import os
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+# What takes long comes first, so that no worker is left alone with it at the end.
+ORDER = ("tests/services/", "tests/", "tests/simulation/")
+
+# Several workers share the cores: a second thread of torch in each would mostly wait, spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile("fedfa", deadline=None)
 settings.load_profile("fedfa")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> tuple[bool, int]:
+    folder = max((each for each in ORDER if item.nodeid.startswith(each)), key=len)
+    return item.get_closest_marker("faults") is None, ORDER.index(folder)
 
 
 @pytest.hookimpl(optionalhook=True)
