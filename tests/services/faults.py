@@ -51,7 +51,7 @@ SPEC: dict[str, Any] = {
     "clients": 10,
     "partition": {"kind": "dirichlet", "alpha": 0.5},
     "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "sgd", "learning_rate": 0.05}},
-    "delay": {"distribution": "exponential", "unit_seconds": 0.5},
+    "delay": {"distribution": "exponential", "unit_seconds": 0.8},
     "evaluation": {"every_versions": 10},
     "stop": {"updates": 100_000},
 }

@@ -29,7 +29,7 @@ SPEC = {
         "c": ["client-001*"],
     },
     "local": {"steps": 2, "batch_size": 16},
-    "delay": {"distribution": "exponential", "unit_seconds": 0.3},
+    "delay": {"distribution": "exponential", "unit_seconds": 1.0},
     "evaluation": {"every_versions": 50},
     "stop": {"updates": 100_000},
 }

@@ -122,11 +122,15 @@ def test_a_trainer_told_to_end_hands_back_what_does_not_fit(here: World) -> None
 
 
 def test_an_aggregator_told_to_end_finishes_its_commit(here: World) -> None:
+    # given one in the middle of a commit
     name = here.running("told-to-end-too")
-    here.restart("aggregator", **{failpoints.VARIABLE: "commit.before_manifest=sleep:1"})
-    here.goes_on(name, by=1)
+    here.restart("aggregator", **{failpoints.VARIABLE: "commit.before_manifest=stop"})
+    wait_for(lambda: here.is_frozen("aggregator"), seconds=60)
     number = here.number(name)
+    # when
     here.signal("aggregator", signal.SIGTERM)
+    here.signal("aggregator", signal.SIGCONT)
+    # then
     wait_for(lambda: not here.process("aggregator").is_running, seconds=30)
     assert here.process("aggregator").exit_code == 0
     assert here.number(name) > number
