@@ -110,7 +110,7 @@ def aggregate(
     stage: Stage, vector: FlatModel, command: Sequence[str], *, max_batch: int, num_updates: int
 ) -> Run:
     """Updates are announced at once; the clock runs from there to the last ModelReady."""
-    broker, total = stage.broker(), WINDOW + num_updates
+    total = WINDOW + num_updates
     fields = {
         "rule": {"name": "fedfa-param", "window": WINDOW},
         "concurrency": total,
@@ -126,9 +126,9 @@ def aggregate(
         for number, slot in enumerate(slots)
     ]
     init = played.initial()
-    process = stage.start(command, broker)
-    publisher = stage.publisher(broker)
-    heard = stage.consumer(broker, (BROADCAST_QUEUE, 1000))
+    process = stage.start(command)
+    publisher = stage.publisher()
+    heard = stage.consumer((BROADCAST_QUEUE, 1000))
     publisher.publish(init, UPDATES)
     wait(lambda: received(heard))
     announce(publisher, heard, updates[:WINDOW])

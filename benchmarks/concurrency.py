@@ -70,10 +70,9 @@ def run(
     }
     submitted = submission.submit(stage.store, parse(fields), "concurrency")
     played = Played(stage.store, submitted, numbers(template("lora")))
-    broker = stage.broker()
-    trainers = Trainers(stage, broker, {played.id: played}, at_once=2 * slots)
-    stage.start(AGGREGATOR, broker)
-    stage.start(SCHEDULER, broker, FEDFA_LEASE_TTL_SECONDS=str(LEASE_SECONDS))
+    trainers = Trainers(stage, {played.id: played}, at_once=2 * slots)
+    stage.start(AGGREGATOR)
+    stage.start(SCHEDULER, FEDFA_LEASE_TTL_SECONDS=str(LEASE_SECONDS))
     trainers.publish(submission.start_message(submitted))
     sleeps: list[Interval] = []
     waking: list[tuple[float, int, TrainJob]] = []

@@ -22,7 +22,7 @@ from fedfa import submission
 from fedfa.messages import StartFederation, TrainJob
 from fedfa.spec import parse
 from fedfa.tensors import file_parts, sha256
-from fedfa.topology import BROADCAST, BROADCAST_QUEUE
+from fedfa.topology import Queue, Route
 
 SLOTS = 4
 LEASE_SECONDS = 3600
@@ -48,11 +48,10 @@ def main() -> None:
 def measure(
     stage: Stage, number: int, *, samples: int, seconds: float
 ) -> dict[str, dict[str, list[float]]]:
-    broker = stage.broker()
     federations = dict(submitted(stage, number))
-    trainers = Trainers(stage, broker, federations, at_once=2 * SLOTS * number)
-    stage.start(AGGREGATOR, broker)
-    stage.start(SCHEDULER, broker, FEDFA_LEASE_TTL_SECONDS=str(LEASE_SECONDS))
+    trainers = Trainers(stage, federations, at_once=2 * SLOTS * number)
+    stage.start(AGGREGATOR)
+    stage.start(SCHEDULER, FEDFA_LEASE_TTL_SECONDS=str(LEASE_SECONDS))
     for played in federations.values():
         trainers.publish(submission.start_message(played.submitted))
     jobs = take(trainers, SLOTS * number)
@@ -133,15 +132,15 @@ def at_full_speed(
 
 def floor(stage: Stage, samples: int) -> Iterator[float]:
     """Milliseconds, as if nobody decided anything."""
-    broker = stage.broker()
-    publisher, consumer = stage.publisher(broker), stage.consumer(broker, (BROADCAST_QUEUE, 10))
+    route = Route("bench.floor", kind="fanout")
+    publisher, consumer = stage.publisher(), stage.consumer((Queue("", route), 10))
     parts = file_parts(numbers(template("lora")))
     digest = sha256(*parts)
     message = StartFederation(federation="floor", uid="0" * 32)
     for _ in range(samples):
         started = time.perf_counter()
         for _ in range(2):
-            publisher.publish(message, BROADCAST)
+            publisher.publish(message, route)
             wait(lambda: [delivery.ack() for delivery in consumer.ready()])
         stage.store.upload("floor/model", parts, digest=digest)
         yield (time.perf_counter() - started) * 1e3

@@ -24,7 +24,6 @@ from fedfa.broker import Consumer, Publisher
 from fedfa.events import Job
 from fedfa.local.processes import ServerProcess, free_port
 from fedfa.messages import UpdateReady
-from fedfa.settings import BrokerSettings
 from fedfa.spec import parse
 from fedfa.topology import BROADCAST_QUEUE, UPDATES
 from fedfa_aggregator.__main__ import WINDOW_READERS
@@ -65,11 +64,10 @@ class Recovery:
         self.stage, self.window, self.name = stage, window, "recovery"
         submitted = submission.submit(stage.store, parse(fields), self.name)
         self.played = Played(stage.store, submitted, numbers(template(model)))
-        self.broker: BrokerSettings = stage.broker()
         self.port = free_port()
         self.process = self._start()
-        self.publisher: Publisher = stage.publisher(self.broker)
-        self.heard: Consumer = stage.consumer(self.broker, (BROADCAST_QUEUE, 100))
+        self.publisher: Publisher = stage.publisher()
+        self.heard: Consumer = stage.consumer((BROADCAST_QUEUE, 100))
         self.publisher.publish(self.played.initial(), UPDATES)
         wait(lambda: received(self.heard))
         for _ in range(window):
@@ -119,7 +117,7 @@ class Recovery:
         return timed(recover)
 
     def _start(self) -> ServerProcess:
-        return self.stage.start(AGGREGATOR, self.broker, FEDFA_HTTP_PORT=str(self.port))
+        return self.stage.start(AGGREGATOR, FEDFA_HTTP_PORT=str(self.port))
 
     def _is_ready(self) -> bool:
         try:

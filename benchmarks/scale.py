@@ -114,10 +114,9 @@ def new(
 
 
 def cost(stage: Stage, played: Played, num_updates: int) -> dict[str, list[float]]:
-    broker = stage.broker()
-    process = stage.start(AGGREGATOR, broker)
-    publisher = stage.publisher(broker)
-    heard = stage.consumer(broker, (BROADCAST_QUEUE, 100))
+    process = stage.start(AGGREGATOR)
+    publisher = stage.publisher()
+    heard = stage.consumer((BROADCAST_QUEUE, 100))
     results: dict[str, list[float]] = {}
     if manifests.newest(stage.store, played.id) is None:
         init = played.initial()
@@ -138,7 +137,7 @@ def cost(stage: Stage, played: Played, num_updates: int) -> dict[str, list[float
     process.stop()
     update = next_update(played)
     started = time.perf_counter()
-    process = stage.start(AGGREGATOR, broker)
+    process = stage.start(AGGREGATOR)
     announce(publisher, heard, [update])
     results[START] = [time.perf_counter() - started]
     process.stop()

@@ -1,7 +1,6 @@
 """A private RabbitMQ, a private SeaweedFS, and real services on them, for one benchmark."""
 
 import os
-import secrets
 import sys
 import tempfile
 import time
@@ -48,6 +47,7 @@ class Stage:
                 self._exit.callback(server.stop)
                 server.start()
             self.store = S3Store(self.s3.settings())
+            self.broker = BrokerSettings.model_validate({"url": self.rabbit.url})
             undo_if_this_fails.pop_all()
         return self
 
@@ -59,21 +59,12 @@ class Stage:
     ) -> None:
         self._exit.close()
 
-    def broker(self) -> BrokerSettings:
-        """A virtual host of its own: no message of another case is in it."""
-        name = f"bench-{secrets.token_hex(4)}"
-        self.rabbit.ctl("add_vhost", name)
-        self.rabbit.ctl("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
-        return BrokerSettings.model_validate({"url": f"{self.rabbit.url}{name}"})
-
-    def start(
-        self, command: Sequence[str], broker: BrokerSettings, **variables: str
-    ) -> ServerProcess:
-        """A service, pointed at the bucket and at this broker."""
+    def start(self, command: Sequence[str], **variables: str) -> ServerProcess:
+        """A service, pointed at the bucket and the broker."""
         name = Path(command[-1]).name
         environment = {
             **os.environ,
-            "FEDFA_AMQP_URL": broker.url.get_secret_value(),
+            "FEDFA_AMQP_URL": self.broker.url.get_secret_value(),
             "FEDFA_S3_ENDPOINT": self.s3.endpoint,
             "FEDFA_S3_BUCKET": self.s3.bucket,
             "FEDFA_S3_ACCESS_KEY": self.s3.access_key,
@@ -84,14 +75,14 @@ class Stage:
         self._exit.callback(process.stop)
         return process
 
-    def publisher(self, broker: BrokerSettings) -> Publisher:
-        publisher = Publisher(broker, name="bench")
+    def publisher(self) -> Publisher:
+        publisher = Publisher(self.broker, name="bench")
         self._exit.callback(publisher.close)
         return publisher
 
-    def consumer(self, broker: BrokerSettings, *queues: tuple[Queue, int]) -> Consumer:
+    def consumer(self, *queues: tuple[Queue, int]) -> Consumer:
         """Registered when this returns."""
-        consumer = Consumer(broker, queues, name="bench", idle_seconds=0.002)
+        consumer = Consumer(self.broker, queues, name="bench", idle_seconds=0.002)
         self._exit.callback(consumer.close)
         wait(lambda: consumer.is_consuming)
         return consumer

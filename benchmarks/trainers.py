@@ -19,7 +19,6 @@ from fedfa.messages import (
     UpdateReady,
 )
 from fedfa.pools import DEFAULT_POOL
-from fedfa.settings import BrokerSettings
 from fedfa.tensors import canonical_json
 from fedfa.topology import BROADCAST, EVENTS, UPDATES, jobs_queue
 
@@ -35,15 +34,14 @@ class Trainers:
     def __init__(
         self,
         stage: Stage,
-        broker: BrokerSettings,
         federations: Mapping[str, Played],
         *,
         at_once: int,
     ) -> None:
         """at_once: the most jobs that are handed out and not claimed yet."""
         self._federations = federations
-        self._publisher: Publisher = stage.publisher(broker)
-        self._consumer = stage.consumer(broker, (jobs_queue(DEFAULT_POOL), at_once))
+        self._publisher: Publisher = stage.publisher()
+        self._consumer = stage.consumer((jobs_queue(DEFAULT_POOL), at_once))
 
     def publish(self, message: AnyMessage) -> None:
         """What goes to the scheduler, before there are jobs."""
