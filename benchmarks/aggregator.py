@@ -3,12 +3,14 @@
     python benchmarks/aggregator.py                                 0.15, 17.5 and 45 MB
     python benchmarks/aggregator.py --models bert --updates 8       438 MB
 
-A private RabbitMQ and a private SeaweedFS, which shares the processor with what is measured. In
+A private RabbitMQ, and two stores that share the processor with what is measured: SeaweedFS, which
+is what bounds a small machine, and null_store.py, which shows what the aggregator itself does. In
 each round, interleaved: the store's own limit (raw GET and PUT of the same bytes), ours one commit
 for each update, ours with a backlog that shares commits, and the straightforward way
 (plain_aggregator.py). Each is a fresh process that has filled its window before the clock starts.
 """
 
+import itertools
 import secrets
 import sys
 import time
@@ -35,6 +37,7 @@ MODELS = {  # updates of a run beside the window's, and the model's name for peo
     "bert": (8, "438 MB (BERT)"),
 }
 MOST_RAW = 40
+STORES = ("SeaweedFS", "null")
 RATE, CPU, PEAK = "updates/s", "CPU ms/update", "peak MiB"
 LIMIT, PUT, ONE, BACKLOG, PLAIN = (
     "limit: raw GET and PUT",
@@ -51,10 +54,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["lora", "tiny", "resnet18"])
     parser.add_argument("--updates", type=int, help="of each run, beside the window's")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
     given = parser.parse_args()
-    for model in given.models:
+    for model, store in itertools.product(given.models, given.stores):
         number, title = MODELS[model]
-        with Stage() as stage:
+        with Stage(has_null_store=store == "null") as stage:
             runs = measure(
                 stage,
                 numbers(template(model)),
@@ -66,7 +70,7 @@ def main() -> None:
             for name, each in runs.items()
         }
         baselines = {RATE: [PUT, ONE], CPU: [PLAIN]}
-        write(given.results, "aggregator", Group(title, cases, baselines))
+        write(given.results, "aggregator", Group(f"{title}, {store} store", cases, baselines))
 
 
 def measure(

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 import psutil
+from null_store import NullStore
 
 from fedfa.broker import Consumer, Publisher
 from fedfa.local.processes import ServerProcess
@@ -29,12 +30,14 @@ PATIENCE_SECONDS = 600.0
 class Stage:
     """A context manager; everything that was started on it ends with it.
 
-    bucket_folder: the S3 server's data, kept afterwards.
+    bucket_folder: the S3 server's data, kept afterwards. has_null_store: the store is one that
+    does next to nothing.
     """
 
-    def __init__(self, *, bucket_folder: Path | None = None) -> None:
+    def __init__(self, *, bucket_folder: Path | None = None, has_null_store: bool = False) -> None:
         self._exit = ExitStack()
         self._bucket_folder = bucket_folder
+        self._has_null_store = has_null_store
 
     def __enter__(self) -> Self:
         with ExitStack() as undo_if_this_fails:
@@ -42,7 +45,7 @@ class Stage:
             temporary = tempfile.TemporaryDirectory(prefix="fedfa-", ignore_cleanup_errors=True)
             self.folder = Path(self._exit.enter_context(temporary))
             self.rabbit = RabbitMQ(self.folder / "rabbitmq")
-            self.s3 = SeaweedFS(self._bucket_folder or self.folder / "s3")
+            self.s3 = self._store()
             for server in (self.rabbit, self.s3):
                 self._exit.callback(server.stop)
                 server.start()
@@ -58,6 +61,11 @@ class Stage:
         traceback: TracebackType | None,
     ) -> None:
         self._exit.close()
+
+    def _store(self) -> SeaweedFS | NullStore:
+        if self._has_null_store:
+            return NullStore(self.folder)
+        return SeaweedFS(self._bucket_folder or self.folder / "s3")
 
     def start(self, command: Sequence[str], **variables: str) -> ServerProcess:
         """A service, pointed at the bucket and the broker."""
