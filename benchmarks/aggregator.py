@@ -32,8 +32,8 @@ from fedfa.topology import BROADCAST_QUEUE, UPDATES
 WINDOW = 5
 MODELS = {  # updates of a run beside the window's, and the model's name for people
     "lora": (300, "0.15 MB (LoRA)"),
-    "tiny": (40, "17.5 MB (a small BERT)"),
-    "resnet18": (24, "45 MB (ResNet18)"),
+    "tiny": (30, "17.5 MB (a small BERT)"),
+    "resnet18": (16, "45 MB (ResNet18)"),
     "bert": (8, "438 MB (BERT)"),
 }
 MOST_RAW = 40

@@ -11,7 +11,7 @@ waits for the slowest of each round, and FedBuff, whose slots reopen together, r
 
 import heapq
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from measure import template
 from played import Played, numbers
@@ -40,7 +40,7 @@ Interval = tuple[float, float]  # a sleep, in seconds of one clock
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--slots", nargs="+", type=int, default=[4, 16, 64], help="Mc")
-    parser.add_argument("--seconds", type=float, default=45.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each run")
     given = parser.parse_args()
     for slots in given.slots:
         cases, lines = {}, {}
@@ -77,6 +77,7 @@ def run(
     sleeps: list[Interval] = []
     waking: list[tuple[float, int, TrainJob]] = []
     began = end = float("inf")
+    delivered: list[Future[None]] = []
 
     def deliver(job: TrainJob) -> None:
         trainers.deliver(trainers.prepare(job))
@@ -90,7 +91,9 @@ def run(
                 began = time.perf_counter()
                 end = began + seconds
             while waking and waking[0][0] <= time.perf_counter():
-                deliverers.submit(deliver, heapq.heappop(waking)[2])
+                delivered.append(deliverers.submit(deliver, heapq.heappop(waking)[2]))
+    for each in delivered:
+        each.result()  # raises what it raised
     return began, sleeps
 
 

@@ -59,7 +59,10 @@ def main() -> None:
             before, started = merged(store), time.perf_counter()
             time.sleep(given.seconds)
             rate = (merged(store) - before) / (time.perf_counter() - started)
-            cases[f"{number} trainers"] = {RATE: [rate], SHARE: [rate * mean_delay / number]}
+            cases[f"{number} trainer{'s' * (number > 1)}"] = {
+                RATE: [rate],
+                SHARE: [rate * mean_delay / number],
+            }
         publisher.close()
     baselines = {RATE: [next(iter(cases))]}
     write(given.results, "crew", Group(f"jobs of {mean_delay:.2f} s", cases, baselines))

@@ -71,6 +71,11 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = 1 << 16  # an answer's head and a small body leave together
     sink = memoryview(bytearray(SINK_BYTES))
 
+    def handle_expect_100(self) -> bool:
+        is_fine = super().handle_expect_100()
+        self.wfile.flush()  # the client waits for it
+        return is_fine
+
     def do_HEAD(self) -> None:
         self._answer(200)
 
