@@ -7,8 +7,9 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell command -v rabbitmq-server))
 # A Debian 13 with RabbitMQ 4, made once with debootstrap (0.5 GB).
 RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
+BENCH_LOG ?= $(HOME)/.cache/fedfa/bench-log
 
-.PHONY: help setup compiler rabbitmq demo test test-fast test-rabbit4 soak chaos bench bench-long check chart \
+.PHONY: help setup compiler rabbitmq demo test test-fast test-rabbit4 soak chaos bench-setup bench bench-long check chart \
 	images images-test format clean
 
 help:  ## list the targets
@@ -53,13 +54,25 @@ chaos: setup  ## MINUTES (30) of random faults on real processes, then every inv
 soak: setup  ## 10,000 merges, then 10,000 with kills: memory and objects stay bounded
 	$(BIN)/python benchmarks/soak.py --merges 10000 --kill-every 10
 
-bench: setup  ## merge and aggregator against their limits and the straightforward way
+bench-setup: setup  ## other frameworks' environments, and a bucket with 100,000 manifests; 2 GB
+	$(BIN)/python benchmarks/peers.py --setup
+	$(BIN)/python benchmarks/scale.py --setup --log-folder $(BENCH_LOG)
+
+bench: setup  ## every benchmark but those of bench-long; then docs/benchmarks.md
 	$(BIN)/python benchmarks/merge.py
 	$(BIN)/python benchmarks/aggregator.py
+	$(BIN)/python benchmarks/dispatch.py
+	$(BIN)/python benchmarks/concurrency.py
+	$(BIN)/python benchmarks/crew.py
+	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/scale.py --log-folder $(BENCH_LOG)
+	$(BIN)/python benchmarks/report.py
 
-bench-long: setup  ## the same with 438 MB models: minutes, 8 GB
+bench-long: setup  ## 438 MB models (8 GB of memory), and the time to an accuracy
 	$(BIN)/python benchmarks/merge.py --models bert
 	$(BIN)/python benchmarks/aggregator.py --models bert
+	$(BIN)/python benchmarks/speedup.py
+	$(BIN)/python benchmarks/report.py
 
 check: $(VENV)/.installed  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -5,16 +5,17 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+from played import Played, numbers
 
-from fedfa import keys, ledger, manifests
+from fedfa import keys, manifests
 from fedfa.broker import Consumer, Publisher
 from fedfa.events import Job
-from fedfa.federation import Client, Slot, is_evaluation_due
+from fedfa.federation import Slot, is_evaluation_due
 from fedfa.manifests import Birth, Manifest
-from fedfa.messages import InitReady, UpdateReady
+from fedfa.messages import UpdateReady
 from fedfa.s3 import S3Store
 from fedfa.spec import Submitted
-from fedfa.tensors import FlatModel, Template, Tensor, canonical_json, encode, sha256
+from fedfa.tensors import Template, Tensor, canonical_json
 from fedfa.topology import UPDATES
 
 MODEL = Template((Tensor("weight", "parameter", "F32", (64, 64)),))  # 4096 floats
@@ -40,19 +41,7 @@ class Fleet:
         return self.submitted.federation
 
     def be_born(self) -> None:
-        number = self.submitted.spec.clients or 0
-        clients = tuple(Client(f"client-{at:03d}", 10) for at in range(number))
-        body = encode(self._vector(1.0), ledger.birth_metadata(Birth(clients, MODEL, sha256(b""))))
-        key = keys.model(self.id, 0, sha256(body))
-        self.store.put(key, body)
-        ready = InitReady(
-            federation=self.id,
-            uid=self.submitted.uid,
-            attempt=self._attempt(),
-            key=key,
-            digest=sha256(body),
-        )
-        self.publisher.publish(ready, UPDATES)
+        self.publisher.publish(self.played(1.0).initial(attempt=self._attempt()), UPDATES)
 
     def turn(self) -> Manifest | None:
         """Look at the newest manifest, finish every job that it opened."""
@@ -79,33 +68,14 @@ class Fleet:
         if self.draw.random() < STRAY_SHARE:
             self._write(job, slot, version)  # an attempt that nobody announces
         is_bad = self.draw.random() < BAD_SHARE
-        message = self._write(job, slot, version, scale=np.nan if is_bad else 0.01)
+        message = self._write(job, slot, version, scale=np.nan if is_bad else 1.0)
         self.publisher.publish(message, UPDATES)
         if self.draw.random() < REPEAT_SHARE:
             self.publisher.publish(message, UPDATES)
 
-    def _write(self, job: Job, slot: Slot, version: int, *, scale: float = 0.01) -> UpdateReady:
-        draft = UpdateReady(
-            federation=self.id,
-            uid=self.submitted.uid,
-            slot=job.slot,
-            generation=job.generation,
-            attempt=self._attempt(),
-            key="-",
-            client=slot.client,
-            base_version=version,
-            num_examples=10,
-            num_steps=5,
-            loss=1.0,
-            trainer="soak",
-            started_at=time.time(),
-            train_seconds=0.1,
-            delay_seconds=0.0,
-        )
-        body = encode(self._vector(scale), draft.metadata())
-        key = keys.update(self.id, job.slot, job.generation, draft.attempt, sha256(body))
-        self.store.put(key, body)
-        return draft.model_copy(update={"key": key, "digest": sha256(body)})
+    def _write(self, job: Job, slot: Slot, version: int, *, scale: float = 1.0) -> UpdateReady:
+        played = self.played(scale)
+        return played.update(job, client=slot.client, version=version, attempt=self._attempt())
 
     def _evaluate(self, manifest: Manifest) -> None:
         """As the scheduler would: the newest version that is due, if it is there by itself."""
@@ -117,10 +87,11 @@ class Fleet:
             fields = {"version": model.version, "at": time.time(), "metrics": metrics}
             self.store.put(keys.evaluation(self.id, model.version), canonical_json(fields).encode())
 
-    def _vector(self, scale: float) -> FlatModel:
-        generator = np.random.default_rng(self.draw.getrandbits(64))
-        floats = generator.normal(size=MODEL.num_floats).astype(np.float32) * np.float32(scale)
-        return FlatModel(MODEL, floats, np.zeros(0, np.int64))
+    def played(self, scale: float) -> Played:
+        """Whose next file has other numbers than the last."""
+        vector = numbers(MODEL, seed=self.draw.getrandbits(64))
+        vector.floats[:] *= np.float32(scale)
+        return Played(self.store, self.submitted, vector)
 
     def _attempt(self) -> str:
         self.num_files += 1

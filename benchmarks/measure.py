@@ -1,12 +1,9 @@
-"""What the benchmarks share: interleaved repetitions, medians with quartiles, results as JSON."""
+"""How the benchmarks measure: interleaved repetitions, the machine, the shapes of four models."""
 
-import json
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,32 +11,10 @@ import numpy as np
 from fedfa.kernel import kernel
 from fedfa.tensors import Template, Tensor
 
-RESULTS = Path(__file__).parent / "results"
 
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """Repetitions of one measurement, in one unit."""
-
-    samples: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.samples)
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        if len(self.samples) < 3:
-            return min(self.samples), max(self.samples)
-        low, _, high = statistics.quantiles(self.samples, n=4)
-        return low, high
-
-    def __str__(self) -> str:
-        low, high = self.quartiles
-        return f"{self.median:.3g} ({low:.3g}-{high:.3g})"
-
-
-def interleaved(cases: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, Figure]:
+def interleaved(
+    cases: Mapping[str, Callable[[], object]], *, rounds: int
+) -> dict[str, list[float]]:
     """Milliseconds of each case; every round runs them all, so that none has a quieter machine."""
     samples: dict[str, list[float]] = {name: [] for name in cases}
     for round_number in range(rounds + 1):
@@ -48,7 +23,7 @@ def interleaved(cases: Mapping[str, Callable[[], object]], *, rounds: int) -> di
             case()
             if round_number:  # the first one warms up
                 samples[name].append((time.perf_counter() - started) * 1e3)
-    return {name: Figure(tuple(values)) for name, values in samples.items()}
+    return samples
 
 
 def machine() -> dict[str, object]:
@@ -64,18 +39,6 @@ def machine() -> dict[str, object]:
         "load_average": os.getloadavg()[0],
         "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
     }
-
-
-def write(name: str, results: object) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    content = {"machine": machine(), "results": results}
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-
-
-def table(heading: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def template(name: str) -> Template:

@@ -38,13 +38,33 @@ def recycled(num_bytes: int) -> Pages:
     return np.frombuffer(memoryview(lease), np.uint8, num_bytes)
 
 
+def waiting_bytes() -> int:
+    """What waits here for its next use: memory of this process that nobody has."""
+    return sum(pages.size for pages in tuple(_free))
+
+
+def discard(*, but: int) -> None:
+    """Give back what waits here, except what an array of `but` bytes would be put on."""
+    for _ in range(len(_free)):
+        try:
+            pages = _free.popleft()
+        except IndexError:  # another thread was faster
+            return
+        if _fits(pages, but):
+            _free.append(pages)
+
+
 def _fitting(num_bytes: int) -> Pages | None:
     for _ in range(len(_free)):
         try:
             pages = _free.popleft()
         except IndexError:  # another thread was faster
             return None
-        if num_bytes <= pages.size <= num_bytes + num_bytes // 8:
+        if _fits(pages, num_bytes):
             return pages
         _free.append(pages)
     return None
+
+
+def _fits(pages: Pages, num_bytes: int) -> bool:
+    return num_bytes <= pages.size <= num_bytes + num_bytes // 8

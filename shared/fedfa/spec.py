@@ -77,6 +77,7 @@ StalenessChoice = Annotated[Constant | Polynomial | Hinge, Field(discriminator="
 STALENESS = "what an update from an old version counts"
 FEDNOVA = "weigh deltas by direction, whatever number of local steps made them (FedNova)"
 Refill = Literal["at_once", "at_flush"]
+Compression = Literal["none", "bf16", "int8"]
 
 
 class FedfaDelta(Section):
@@ -356,6 +357,11 @@ class FederationSpec(Section):
         "client names; all others are in `default`",
     )
     local: LocalTraining = Field(default=LocalTraining(epochs=1), description="a client's job")
+    compression: Compression = Field(
+        default="none",
+        description="of updates' parameters on their way: bf16 halves the bytes, int8 (rounded at "
+        "random, unbiased) quarters them; only under rules of deltas",
+    )
     delay: Delay = Field(default=Delay(), description="simulated, before an upload")
     evaluation: Evaluation = Field(default=Evaluation(), description="which versions are measured")
     stop: Stop = Field(default=Stop(), description="when to end")
@@ -375,6 +381,11 @@ class FederationSpec(Section):
                 f"give at most {self.clients}"
             )
         rule, slots = self.rule, self.concurrency
+        if self.compression != "none" and isinstance(rule, FedfaParam | FedAsync):
+            raise ValueError(
+                f"compression: {self.compression} would round whole models, which is what "
+                f"{rule.name} sends, by more than a step; give none, or a rule of deltas"
+            )
         if isinstance(rule, FedBuff | Port) and rule.refill == "at_flush" and rule.window > slots:
             raise ValueError(
                 f"rule.window: {rule.window} updates never meet while {slots} slots (concurrency) "

@@ -20,14 +20,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedfa.compression import from_bf16, from_int8, num_scales, to_bf16, to_int8
 from fedfa.errors import InvalidTensors
 from fedfa.kernel import NORM_BLOCK, Floats, kernel
 from fedfa.memory import Bytes, recycled
+from fedfa.spec import Compression
 
 Kind = Literal["parameter", "buffer", "integer"]
 Integers = npt.NDArray[np.int64]
 
 METADATA_KEY = "fedfa"
+SCALES = "fedfa.int8_scales"  # beside parameters that are stored as I8
 MAX_HEADER_BYTES = 16 * 1024 * 1024  # of version 0, which also lists the clients
 
 _INTEGER_DTYPES: dict[str, npt.DTypeLike] = {
@@ -109,21 +112,23 @@ class Template:
         return sum(tensor.size * _ITEM_BYTES[tensor.dtype] for tensor in self.tensors)
 
     @cached_property
-    def header(self) -> bytes:
-        """The header of a model's file, without metadata; its length in front, as in the file."""
-        return _framed(self.entries)
-
-    @cached_property
     def entries(self) -> dict[str, dict[str, Any]]:
         """The header's entry of each tensor, in canonical order."""
+        return self.entries_of("none")
+
+    def entries_of(self, compression: Compression) -> dict[str, dict[str, Any]]:
+        """The same of a file with compressed parameters; the scales, if any, are in front."""
+        parameter = {"none": "F32", "bf16": "BF16", "int8": "I8"}[compression]
+        stored = [
+            (tensor.name, parameter if tensor.kind == "parameter" else tensor.dtype, tensor.shape)
+            for tensor in self.tensors
+        ]
+        if compression == "int8":
+            stored.insert(0, (SCALES, "F32", (num_scales(self.num_parameters),)))
         entries, end = {}, 0
-        for tensor in self.tensors:
-            start, end = end, end + tensor.size * _ITEM_BYTES[tensor.dtype]
-            entries[tensor.name] = {
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "data_offsets": [start, end],
-            }
+        for name, dtype, shape in stored:
+            start, end = end, end + math.prod(shape) * _ITEM_BYTES[dtype]
+            entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
         return entries
 
     def slices(self) -> Iterator[tuple[Tensor, slice]]:
@@ -213,21 +218,39 @@ def encode(model: FlatModel, metadata: dict[str, Any] | None = None) -> bytes:
     return b"".join(file_parts(model, metadata))
 
 
-def file_parts(model: FlatModel, metadata: dict[str, Any] | None = None) -> tuple[Bytes, ...]:
-    """The same file in parts, the floats as a view of the model: nothing large is copied."""
+def file_parts(
+    model: FlatModel,
+    metadata: dict[str, Any] | None = None,
+    *,
+    compression: Compression = "none",
+    seed: int = 0,
+) -> tuple[Bytes, ...]:
+    """The same file in parts, the floats as a view of the model: nothing large is copied.
+
+    compression is that of the parameters; buffers and integers are as they are. seed: of int8's
+    rounding.
+    """
     template = model.template
-    if metadata is None:
-        header = template.header
-    else:
-        note = {"__metadata__": {METADATA_KEY: canonical_json(metadata)}}
-        header = _framed(note | template.entries)
+    entries = template.entries if compression == "none" else template.entries_of(compression)
+    note = {} if metadata is None else {"__metadata__": {METADATA_KEY: canonical_json(metadata)}}
     integers = [
         model.integers[where].astype(_INTEGER_DTYPES[tensor.dtype]).tobytes()
         for tensor, where in template.slices()
         if tensor.kind == "integer"
     ]
     floats = np.ascontiguousarray(model.floats, dtype="<f4")
-    return header, floats.data.cast("B"), b"".join(integers)
+    parameters, buffers = np.split(floats, [template.num_parameters])
+    stored: tuple[npt.NDArray[Any], ...]
+    match compression:
+        case "none":
+            stored = (floats,)
+        case "bf16":
+            stored = (to_bf16(parameters), buffers)
+        case "int8":
+            codes, scales = to_int8(parameters, seed=seed)
+            stored = (scales.astype("<f4", copy=False), codes, buffers)
+    arrays = (each.data.cast("B") for each in stored if each.size)
+    return _framed(note | entries), *arrays, b"".join(integers)
 
 
 def _framed(header: dict[str, Any]) -> bytes:
@@ -315,13 +338,19 @@ def decode(body: Bytes, template: Template, *, max_header_bytes: int | None = No
 def decode_data(body: Bytes, header: Header, template: Template) -> FlatModel:
     """`decode` for who has read the header already."""
     expected = {tensor.name for tensor in template.tensors}
+    has_scales = SCALES in header.entries and SCALES not in expected
+    if has_scales:
+        expected.add(SCALES)
     if set(header.entries) != expected:
         missing, extra = expected - set(header.entries), set(header.entries) - expected
         raise InvalidTensors(f"tensors: missing {_some(missing)}, unexpected {_some(extra)}")
     data = memoryview(body)[header.data_start :]
     _check_layout(header, len(data))
     for tensor in template.tensors:
-        _check_entry(header, tensor)
+        _check_entry(header, tensor, has_scales=has_scales)
+    if has_scales:
+        scales = (num_scales(template.num_parameters),)
+        _check_entry(header, Tensor(SCALES, "buffer", "F32", scales), has_scales=False)
     integers = np.empty(template.num_integers, np.int64)
     for tensor, where in template.slices():
         if tensor.kind == "integer":
@@ -337,11 +366,17 @@ def decode_data(body: Bytes, header: Header, template: Template) -> FlatModel:
     return model
 
 
-def _check_entry(header: Header, tensor: Tensor) -> None:
+def _check_entry(header: Header, tensor: Tensor, *, has_scales: bool) -> None:
     dtype, shape, start, end = header.entries[tensor.name]
-    allowed = {tensor.dtype} if tensor.kind == "integer" else {"F32", "F16", "BF16"}
+    if tensor.name == SCALES or tensor.kind == "integer":
+        allowed = {tensor.dtype}
+    elif has_scales and tensor.kind == "parameter":
+        allowed = {"I8"}
+    else:
+        allowed = {"F32", "F16", "BF16"}
     if dtype not in allowed:
-        raise InvalidTensors(f"{tensor.name}: dtype {dtype}, expected {tensor.dtype}")
+        expected = " or ".join(sorted(allowed, reverse=True))
+        raise InvalidTensors(f"{tensor.name}: dtype {dtype}, expected {expected}")
     if shape != tensor.shape:
         raise InvalidTensors(f"{tensor.name}: shape {list(shape)}, expected {list(tensor.shape)}")
     if end - start != tensor.size * _ITEM_BYTES[dtype]:
@@ -366,13 +401,16 @@ def _gathered_floats(data: memoryview, header: Header, template: Template) -> Fl
         if tensor.kind == "integer":
             continue
         dtype, _, start, end = header.entries[tensor.name]
-        part = floats[where]
-        if dtype == "BF16":  # the upper half of a float32
-            np.left_shift(
-                np.frombuffer(data[start:end], "<u2"), 16, out=part.view(np.uint32), dtype=np.uint32
-            )
-        else:
-            part[...] = np.frombuffer(data[start:end], "<f4" if dtype == "F32" else "<f2")
+        stored, part = data[start:end], floats[where]
+        match dtype:
+            case "BF16":
+                from_bf16(np.frombuffer(stored, "<u2"), part)
+            case "I8":
+                _, _, first, last = header.entries[SCALES]
+                scales = np.frombuffer(data[first:last], "<f4").astype(np.float32, copy=False)
+                from_int8(np.frombuffer(stored, np.int8), scales, part, first=where.start)
+            case _:
+                part[...] = np.frombuffer(stored, "<f4" if dtype == "F32" else "<f2")
     return floats
 
 

@@ -15,12 +15,15 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from fedfa import modules
 from fedfa.errors import Cancelled, InvalidData, InvalidSpec
 from fedfa.federation import Client
+from fedfa.gpu import PLAIN, Gpu, resident
 from fedfa.manifests import Birth
+from fedfa.memory import Bytes
 from fedfa.merge import rule_of
 from fedfa.pools import assign
+from fedfa.randomness import prf
 from fedfa.spec import AdamW, FederationSpec, LocalTraining, OptimizerChoice
 from fedfa.tasks.base import Batch, Task, clients_of
-from fedfa.tensors import FlatModel
+from fedfa.tensors import FlatModel, file_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ def local_update(
     seed: int,
     device: torch.device,
     should_stop: Callable[[], bool],
+    gpu: Gpu = PLAIN,
 ) -> LocalResult:
     """Train `module` from `base` on one client's shard.
 
@@ -70,7 +74,7 @@ def local_update(
     w_base, else w_end; buffers and integers are always values. Raises Cancelled as soon as
     should_stop() says so, which is asked before each batch.
     """
-    shard = task.shard(client)
+    shard = resident(task.shard(client), device)
     torch.manual_seed(seed)  # dropout and whatever else the task draws
     generator = torch.Generator().manual_seed(seed)
     examples = _chosen(shard, client, spec.local, generator)
@@ -78,14 +82,26 @@ def local_update(
     modules.write(module, base)
     # Scoped, so that nothing else in the process changes: the fastest kernels differ run by run.
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        num_steps, loss = _train(
-            task, module, shard, _passes(examples, spec.local, generator), spec, device, should_stop
-        )
+        passes = _passes(examples, spec.local, generator)
+        num_steps, loss = _train(task, module, shard, passes, spec.local, device, gpu, should_stop)
     end = modules.read(module, base.template)
     if rule_of(spec).sends == "deltas":
         num_parameters = base.template.num_parameters
         end.floats[:num_parameters] -= base.floats[:num_parameters]
     return LocalResult(end, len(examples), num_steps, loss)
+
+
+def update_parts(
+    update: FlatModel,
+    metadata: dict[str, Any],
+    *,
+    spec: FederationSpec,
+    slot: int,
+    generation: int,
+) -> tuple[Bytes, ...]:
+    """The file of a finished job, in parts, compressed as the spec says; the same for each try."""
+    seed = prf(spec.seed, "rounding", slot, generation)
+    return file_parts(update, metadata, compression=spec.compression, seed=seed)
 
 
 def evaluate(
@@ -107,13 +123,15 @@ def evaluate(
     return metrics
 
 
-def batch_of(dataset: Dataset[Any], indices: torch.Tensor, device: torch.device) -> Batch:
+def batch_of(
+    dataset: Dataset[Any], indices: torch.Tensor, device: torch.device, gpu: Gpu = PLAIN
+) -> Batch:
     """These examples as one batch of tensors; in-memory tensors are indexed all at once."""
     if isinstance(dataset, TensorDataset):
         columns = [column[indices] for column in dataset.tensors]
     else:
         columns = default_collate([dataset[index] for index in indices.tolist()])
-    return tuple(column.to(device) for column in columns)
+    return tuple(gpu.move(column, device) for column in columns)
 
 
 def _train(
@@ -121,8 +139,9 @@ def _train(
     module: nn.Module,
     shard: Dataset[Any],
     passes: Iterator[list[torch.Tensor]],
-    spec: FederationSpec,
+    local: LocalTraining,
     device: torch.device,
+    gpu: Gpu,
     should_stop: Callable[[], bool],
 ) -> tuple[int, float]:
     """Run the optimizer over the passes; returns steps taken and the last pass's mean loss.
@@ -132,8 +151,8 @@ def _train(
     arXiv:1812.06127, equation 2, with the job's own base for the server's model.
     """
     trained = [tensor for tensor in module.parameters() if tensor.requires_grad]
-    optimizer = _optimizer(trained, spec.local.optimizer)
-    mu = spec.local.proximal
+    optimizer = _optimizer(trained, local.optimizer)
+    mu = local.proximal
     base = [tensor.detach().clone() for tensor in trained] if mu else []
     num_steps = 0
     for batches in passes:
@@ -142,7 +161,8 @@ def _train(
             if should_stop():
                 raise Cancelled("training: the job is closed or has a newer attempt")
             optimizer.zero_grad()
-            loss = task.loss(module, batch_of(shard, indices, device))
+            with gpu.autocast(device):
+                loss = task.loss(module, batch_of(shard, indices, device, gpu))
             loss.backward()  # type: ignore[no-untyped-call]
             if mu:
                 _pull(trained, base, mu)

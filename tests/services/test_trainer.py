@@ -79,6 +79,14 @@ class Frozen(Digits):
         network[0].weight.copy_(torch.randn(network[0].weight.shape, generator=fresh()))
         return network
 
+class Slow(Digits):
+    """Takes 20 ms for each batch."""
+
+    def loss(self, model, batch):
+        import time
+        time.sleep(0.02)
+        return super().loss(model, batch)
+
 def fresh():
     import torch
     generator = torch.Generator()
@@ -222,14 +230,16 @@ class World:
     def tell_everyone(self, message: ModelReady | JobStarted | RollCall) -> None:
         self.publisher.publish(message, BROADCAST, timeout_seconds=20)
 
-    def start_trainer(self, *, held: int = 1, grace_seconds: float = 25.0) -> "TrainerProcess":
-        return TrainerProcess(self, held=held, grace_seconds=grace_seconds)
+    def start_trainer(
+        self, *, held: int = 1, grace_seconds: float = 25.0, prefetch: bool = False
+    ) -> "TrainerProcess":
+        return TrainerProcess(self, held=held, grace_seconds=grace_seconds, prefetch=prefetch)
 
 
 class TrainerProcess:
     """A trainer in a pool of its own, so that only it gets the jobs meant for it."""
 
-    def __init__(self, world: World, *, held: int, grace_seconds: float) -> None:
+    def __init__(self, world: World, *, held: int, grace_seconds: float, prefetch: bool) -> None:
         assert world.bucket.access_key
         assert world.bucket.secret_key
         self.pool = f"pool-{secrets.token_hex(4)}"
@@ -251,6 +261,7 @@ class TrainerProcess:
             "FEDFA_TRAINER_NAME": self.name,
             "FEDFA_TRAINER_POOLS": self.pool,
             "FEDFA_TRAINER_JOBS": str(held),
+            "FEDFA_TRAINER_PREFETCH": str(prefetch),
             "FEDFA_TRAINER_TASK_ALLOW": "own_task",
             "FEDFA_TRAINER_GRACE_SECONDS": str(grace_seconds),
             "FEDFA_TRAINER_TORCH_THREADS": "1",
@@ -466,6 +477,24 @@ def test_delays_overlap_while_one_job_computes(world: World, trainer: TrainerPro
     assert later.started_at >= earlier.started_at + earlier.train_seconds, "both computed at once"
     assert later.started_at < earlier.started_at + earlier.train_seconds + 2.0
     assert first.delay_seconds == 2.0
+
+
+def test_prefetching_trainer_reads_the_next_jobs_model_while_one_trains(world: World) -> None:
+    trainer = world.start_trainer(held=1, prefetch=True)
+    born = world.bear(local={"epochs": 60}, task="own_task:Slow")
+    world.send(world.train_job(born, 0), to=trainer)
+    update = world.ears.first(UpdateReady, born.submission)
+    for slot in (1, 2):
+        world.send(world.train_job(born, slot), to=trainer)
+    trainer.wait_for_phase("training", "waiting")
+    time.sleep(1.0)  # a read of a small model takes milliseconds
+
+    world.merge(born, update)
+
+    assert trainer.phases() == ["training", "waiting"]
+    later = [world.ears.first(UpdateReady, born.submission, number=number) for number in (2, 3)]
+    assert [(ready.slot, ready.base_version) for ready in later] == [(1, 0), (2, 0)]
+    trainer.process.stop()
 
 
 def test_trainer_at_capacity_leaves_further_jobs_in_the_queue(

@@ -275,6 +275,7 @@ class SimWorker(Worker):
             LocalResult(update, result.num_examples, result.num_steps, result.loss),
             finished.started_at,
             finished.train_seconds,
+            finished.spec,
         )
         folder = keys.updates_of(job.federation, job.slot, job.generation)
         ways: dict[str, Callable[[bytes], bytes | None]] = {

@@ -248,13 +248,70 @@ def test_a_model_too_large_for_the_memory_ends_its_federation_with_the_arithmeti
     assert harness.num_acked == 1
 
 
-def test_a_running_federation_too_large_for_the_memory_is_dead_lettered(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, memory_bytes=5 * MODEL_BYTES - 1)
+def test_a_running_federation_too_large_for_the_memory_waits_and_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = Harness(tmp_path, memory_bytes=5 * MODEL_BYTES - 1)
+    born(small.store, "fed", rule=RULE)
+    message = small.update(0, slot=0)
+
+    small.serve(message)
+
+    assert (small.published, small.num_acked, small.newest().n) == ([], 1, 0)
+    assert small.store.downloaded == []
+    assert "raise FEDFA_AGGREGATOR_MEMORY_MIB" in str(caplog.records[-1].__dict__["reason"])
+
+    large = Harness(tmp_path, memory_bytes=5 * MODEL_BYTES)
+    large.serve(message)  # as the scheduler announces it, every lease
+
+    assert large.newest().state.num_merged == 1
+
+
+def test_a_birth_makes_room_before_its_model_is_read(tmp_path: Path) -> None:
+    body = encode_file(vector(0), ledger.birth_metadata(birth()))
+    # For a merge's five models, taken for as large as the file, and the two of one view that rests.
+    harness = Harness(tmp_path, memory_bytes=5 * len(body) + 2 * MODEL_BYTES)
+    for name in ("one", "two"):
+        born(harness.store, name, rule=RULE)
+        harness.serve(harness.update(0, slot=0, name=name))
+    submission = submitted("three", rule=RULE)
+    harness.store.create(keys.spec("three"), submission.model_dump_json(by_alias=True).encode())
+    key = keys.model("three", 0, sha256(body))
+    harness.store.put(key, body)
+    views, download = harness.aggregator._views, harness.store.download
+    held_at_read: list[bool] = []
+
+    def noticed(key: str, *, max_bytes: int | None = None) -> Download:
+        held_at_read.extend(views.get(name) is not None for name in ("one", "two"))
+        return download(key, max_bytes=max_bytes)
+
+    harness.store.download = noticed  # type: ignore[method-assign]
+    harness.serve(
+        InitReady(federation="three", uid=UID, attempt=ATTEMPT, key=key, digest=sha256(body))
+    )
+
+    assert harness.newest("three").state.status == "running"
+    assert held_at_read == [False, True]
+
+
+def test_a_window_that_is_read_for_long_keeps_the_pulse(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
     born(harness.store, "fed", rule=RULE)
-    message = harness.update(0, slot=0)
+    for slot in (0, 1):
+        harness.serve(harness.update(slot, slot=slot))
+    beats_before: list[int] = []
+    download, num_beats = harness.store.download, 0
 
-    harness.serve(message)
+    def beat() -> None:
+        nonlocal num_beats
+        num_beats += 1
 
-    assert harness.published == [encode(message)]
-    assert harness.newest().n == 0
-    assert harness.store.downloaded == []
+    def noticed(key: str, *, max_bytes: int | None = None) -> Download:
+        beats_before.append(num_beats)
+        return download(key, max_bytes=max_bytes)
+
+    harness.store.download = noticed  # type: ignore[method-assign]
+    fresh = Aggregator(harness.store, lambda *_: None, writer="b", beat=beat)
+    fresh.serve([harness.delivery(harness.update(2, slot=0))])
+
+    assert beats_before[:3] == [0, 1, 2]  # the model, then the window

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 
-from fedfa.memory import KEPT, recycled
+from fedfa.memory import KEPT, discard, recycled, waiting_bytes
 
 MIB = 1 << 20
 
@@ -83,3 +83,15 @@ def test_threads_never_share_pages() -> None:
     gc.collect()
 
     assert not faults
+
+
+def test_pages_that_wait_are_counted_and_given_back_unless_they_fit() -> None:
+    discard(but=0)
+    assert waiting_bytes() == 0
+    large, small = recycled(8 * MIB), recycled(2 * MIB)
+    del large, small
+    assert waiting_bytes() == 10 * MIB
+
+    discard(but=2 * MIB)
+
+    assert waiting_bytes() == 2 * MIB

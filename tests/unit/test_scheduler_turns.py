@@ -67,6 +67,34 @@ def test_turns_longer_than_a_lease_are_no_gaps_and_every_federation_is_served(
     assert sum(isinstance(message, RollCall) for message in sent) == 1
 
 
+def test_a_look_at_every_federation_leaves_time_for_each_message(tmp_path: Path) -> None:
+    clock, sent = Clock(), Sent()
+    store = SlowStore(tmp_path, clock)
+    for number in range(NUM_FEDERATIONS):
+        submission = submitted(f"fed-{number}").model_copy(update={"uid": f"{number:032x}"})
+        store.create(keys.spec(f"fed-{number}"), submission.model_dump_json(by_alias=True).encode())
+    settings = SchedulerSettings(lease_ttl_seconds=600.0, reconcile_interval_seconds=1.0)
+    fleet = Fleet(lease_ttl_seconds=600.0, attempts=Attempts(start_ms=1, random=1))
+    publisher = cast(Publisher, sent)
+    scheduler = Scheduler(fleet, store, publisher, settings, clock=clock, unix_clock=lambda: 1000.0)
+
+    def longest_turn(number: int) -> float:
+        longest = 0.0
+        for _ in range(number):
+            clock.now += 0.2
+            began = clock.now
+            scheduler.turn(None, epoch=1, is_active=True)
+            longest = max(longest, clock.now - began)
+        return longest
+
+    first = longest_turn(1)  # sees everything before it acts
+    later = longest_turn(2 * NUM_FEDERATIONS)
+
+    assert first > 0.1 * NUM_FEDERATIONS
+    assert later < 1.0  # a few reads of one federation
+    assert len(fleet.federations) == NUM_FEDERATIONS
+
+
 def test_a_deleted_federation_is_let_go_also_while_its_deletion_is_under_way(
     tmp_path: Path,
 ) -> None:

@@ -6,6 +6,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedfa import modules, training
 from fedfa.errors import Cancelled, InvalidData, InvalidSpec
+from fedfa.gpu import PLAIN, Gpu
 from fedfa.spec import parse
 from fedfa.training import batch_of, local_update
 
@@ -67,9 +68,9 @@ def spec_with(rule="fedfa-delta", **local):
     return parse({"clients": 4, "rule": {"name": rule}, "local": local})
 
 
-def run(spec, task=None, client="client", seed=5, should_stop=lambda: False):
+def run(spec, task=None, client="client", seed=5, should_stop=lambda: False, gpu=PLAIN):
     task = task or Regression(spec)
-    module = task.model()
+    module = gpu.prepare(task.model(), CPU)
     base = modules.read(module, modules.template_of(module))
     return base, local_update(
         task,
@@ -80,6 +81,7 @@ def run(spec, task=None, client="client", seed=5, should_stop=lambda: False):
         seed=seed,
         device=CPU,
         should_stop=should_stop,
+        gpu=gpu,
     )
 
 
@@ -165,6 +167,20 @@ def test_the_same_seed_gives_the_same_bits(shard):
     assert np.array_equal(first.update.floats, again.update.floats)
     assert first.loss == again.loss
     assert not np.array_equal(first.update.floats, other.update.floats)
+
+
+def test_the_options_of_a_gpu_change_no_bit_where_there_is_none():
+    spec = spec_with(epochs=2)
+
+    _, plain = run(spec, Regression(spec, batch_norm=True))
+    _, asked = run(
+        spec,
+        Regression(spec, batch_norm=True),
+        gpu=Gpu(bf16=True, channels_last=True, compile=True),
+    )
+
+    assert np.array_equal(plain.update.floats, asked.update.floats)
+    assert plain.loss == asked.loss
 
 
 def test_a_used_module_leaves_no_trace_in_the_next_job():

@@ -2,7 +2,7 @@
 
 from fedfa import keys
 from fedfa import ledger as ledgers
-from fedfa.errors import FedfaError, InvalidInput, NotFound, TooLarge
+from fedfa.errors import FedfaError, InvalidInput, NotFound
 from fedfa.failpoints import reach
 from fedfa.federation import Status
 from fedfa.ledger import Ledger
@@ -47,11 +47,10 @@ def birth(
         return stillborn(message.status, message.reason)
     if not isinstance(message, InitReady):
         raise Undecidable(f"{message.kind}: {submission.federation} has no version 0 yet")
-    try:
-        limit = views.largest_model_bytes(submission.spec)
-        certificate, vector = _read(store, message, max_bytes=limit)
-    except TooLarge as error:
-        return stillborn("failed", views.refusal(submission.spec, error.size_bytes))
+    size = _size(store, message)
+    if reason := views.make_room(submission.federation, submission.spec, size):
+        return stillborn("failed", reason)
+    certificate, vector = _read(store, message, max_bytes=size)
     reach("aggregator.birth_read")
     if reason := ledgers.why_unborn(submission, certificate):
         return stillborn("failed", reason)
@@ -59,17 +58,23 @@ def birth(
     return ledgers.bear(store, submission, model, certificate, vector, writer=writer, now=now)
 
 
-def _read(store: ObjectStore, message: InitReady, *, max_bytes: int) -> tuple[Birth, FlatModel]:
+def _size(store: ObjectStore, message: InitReady) -> int:
+    """Bytes of the initial model's file."""
     if message.key != keys.model(message.federation, 0, message.digest):
         raise Undecidable(
             f"key: {message.key!r:.200} is not this version 0 of {message.federation}"
         )
+    for info in store.list(message.key):
+        if info.key == message.key:
+            return info.size_bytes
+    raise Undecidable(f"initial model: no object {message.key}")
+
+
+def _read(store: ObjectStore, message: InitReady, *, max_bytes: int) -> tuple[Birth, FlatModel]:
     try:
         found = store.download(message.key, max_bytes=max_bytes)
         if found.digest != message.digest:
             raise Undecidable(f"{message.key}: its bytes hash to {found.digest}")
         return ledgers.birth_from(found.body)
-    except TooLarge:
-        raise
     except (NotFound, InvalidInput) as error:
         raise Undecidable(f"initial model: {error}") from error

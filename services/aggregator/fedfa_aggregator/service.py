@@ -7,7 +7,7 @@ messages with the broker; after it, a redelivered message finds its job closed.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedfa import ledger as ledgers
@@ -54,6 +54,10 @@ logger = logging.getLogger(__name__)
 
 Publish = Callable[[AnyMessage | bytes, Route, dict[str, str]], None]
 FENCED_AGAIN_SECONDS = 60.0
+
+
+class Postponed(FedfaError):
+    """Raised where a federation's models do not fit into this aggregator's memory."""
 
 
 class Ahead(FedfaError):
@@ -153,6 +157,9 @@ class Aggregator:
             ledger = self._view(federation, queue[0].message.uid)
         except Undecidable as error:
             self._bury(queue.popleft().delivery, str(error))
+            return
+        except Postponed as error:
+            self._postpone(queue, str(error))
             return
         batch = Batch(ledger.replica if ledger else None)
         if ledger is not None:  # the batch has the vectors alone: what it replaces makes room
@@ -322,8 +329,8 @@ class Aggregator:
         ledger = self._views.get(federation)
         if ledger is not None and ledger.submission.uid == uid:
             if ledger.replica is not None:
-                spec, template = ledger.submission.spec, ledger.replica.model.template
-                self._views.make_room(federation, spec, template)
+                model_bytes = ledger.replica.model.floats.nbytes
+                self._views.make_room(federation, ledger.submission.spec, model_bytes)
             return ledger
         return self._reload(federation)  # unknown, or deleted and submitted again
 
@@ -343,13 +350,24 @@ class Aggregator:
         submission = self._submission(federation)
 
         def make_room(birth: Birth) -> None:
-            reason = self._views.make_room(federation, submission.spec, birth.template)
+            model_bytes = birth.template.num_floats * 4
+            reason = self._views.make_room(federation, submission.spec, model_bytes)
             if reason is not None:
-                raise Undecidable(f"{federation}: {reason}")
+                raise Postponed(f"{federation}: {reason}")
+
+        def read_all(
+            read: Callable[[ledgers.Stored], FlatModel], entries: Iterable[ledgers.Stored]
+        ) -> Iterable[FlatModel]:
+            def alive(entry: ledgers.Stored) -> FlatModel:
+                vector = read(entry)
+                self._beat()  # a large window takes longer than a turn may
+                return vector
+
+            return self._read_all(alive, entries)
 
         try:
             ledger = ledgers.load(
-                self._store, submission, read_all=self._read_all, before_reading=make_room
+                self._store, submission, read_all=read_all, before_reading=make_room
             )
         except (InvalidInput, NotFound) as error:
             raise Undecidable(f"{federation}: cannot be read back: {error}") from error
@@ -407,6 +425,13 @@ class Aggregator:
         metrics.dead_letters.inc()
         self._publish(delivery.body, DEAD, buried_because(reason))
         delivery.ack()
+
+    def _postpone(self, queue: deque[Mail], reason: str) -> None:
+        """Let them go: nothing is lost, for the scheduler sends what is undecided every lease."""
+        logger.error("a federation does not fit", extra={"reason": reason, "messages": len(queue)})
+        while queue:
+            metrics.postponed.inc()
+            queue.popleft().delivery.ack()
 
     def _fenced(self, error: Fenced) -> None:
         metrics.fenced.inc()

@@ -4,10 +4,10 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
+from fedfa import memory
 from fedfa.ledger import Ledger
 from fedfa.merge import rule_of
 from fedfa.spec import FedAsync, FedAvg, FederationSpec
-from fedfa.tensors import Template
 
 # Beside the window: the model, the next one, and the update that is merged or read ahead.
 MODELS_BESIDE_WINDOW = 3
@@ -16,7 +16,10 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 
 class Views:
-    """Least recently used first. memory_bytes bounds the vectors of all of them together."""
+    """Least recently used first.
+
+    memory_bytes bounds the vectors of all of them together, and the pages that wait for more.
+    """
 
     def __init__(self, *, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
@@ -37,20 +40,20 @@ class Views:
     def clear(self) -> None:
         self._ledgers.clear()
 
-    def make_room(self, federation: str, spec: FederationSpec, template: Template) -> str | None:
+    def make_room(self, federation: str, spec: FederationSpec, model_bytes: int) -> str | None:
         """Drop what was used least recently until this one fits; why it never will, or None."""
-        needed = num_models(spec) * template.num_floats * 4
+        needed = num_models(spec) * model_bytes
         if needed > self.memory_bytes:
-            return self.refusal(spec, template.num_floats * 4)
+            return self._refusal(spec, model_bytes)
         others = [name for name in self._ledgers if name != federation]
         while others and needed + sum(map(self._held_bytes, others)) > self.memory_bytes:
             self.drop(others.pop(0))
+        held = needed + sum(map(self._held_bytes, others))
+        if held + memory.waiting_bytes() > self.memory_bytes:
+            memory.discard(but=model_bytes)  # those are for this one, and counted as needed
         return None
 
-    def largest_model_bytes(self, spec: FederationSpec) -> int:
-        return self.memory_bytes // num_models(spec)
-
-    def refusal(self, spec: FederationSpec, model_bytes: int) -> str:
+    def _refusal(self, spec: FederationSpec, model_bytes: int) -> str:
         return (
             f"a model of {_mib(model_bytes)} does not fit: merging holds {num_models(spec)} of "
             f"them (a window of {window_size(spec)}, and {num_models(spec) - window_size(spec)} "

@@ -5,8 +5,10 @@ All decisions are the fleet's; what is read, written and published here are its 
 
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fedfa import history, keys, manifests
@@ -63,6 +65,7 @@ IDENTITY = (
     *("pool", "outcome"),
 )
 BUSY_SECONDS = 1.0  # then listen again, and go on in the next turn
+LOOK_SECONDS = 0.05  # the same of a look at every federation; with a message, after one of them
 
 
 def run(consumer: Consumer, scheduler: "Scheduler", pulse: Pulse) -> None:
@@ -100,6 +103,8 @@ class Scheduler:
         self._last_turn = clock()
         self._pause_seconds = settings.lease_ttl_seconds / 2  # silent for longer: it was paused
         self._reconcile_at = self._discover_at = self._rest_until = float("-inf")
+        self._unseen: deque[Callable[[], None]] | None = None  # of the reconcile under way
+        self._must_see_all = True  # after a gap: in one go, before anything is done
         self._troubles: dict[str, str] = {}  # federation -> what is wrong with its objects
         self._gone: set[str] = set()  # uids whose manifests were deleted, and whose spec is there
         self._shown: tuple[Any, Any] | None = None  # what HTTP threads see
@@ -131,7 +136,7 @@ class Scheduler:
             if delivery is not None:
                 self._receive(delivery)
             if now >= self._reconcile_at and not self._is_resting:
-                self._reconcile()
+                self._reconcile(is_idle=delivery is None)
             self._do_what_is_due()
         except Unavailable as error:
             self._rest(error)
@@ -207,16 +212,20 @@ class Scheduler:
         logger.info("acting", extra={"epoch": self._epoch})
         self._fleet.gap()
         self._publish(RollCall(), BROADCAST)
-        self._has_gap = False
+        self._has_gap, self._unseen, self._must_see_all = False, None, True
         self._reconcile_at = self._discover_at = float("-inf")
 
-    def _reconcile(self) -> None:
-        if self._clock() >= self._discover_at:
-            self._discover()
-            self._discover_at = self._clock() + self._settings.discover_interval_seconds
-        for known in list(self._fleet.federations.values()):
-            if not known.needs_nothing:
-                self._observe(known)
+    def _reconcile(self, *, is_idle: bool) -> None:
+        """Look at every federation and queue; over several turns, so that nobody waits for it."""
+        if self._unseen is None:
+            self._unseen = deque(self._looks())
+        until = self._clock() + (LOOK_SECONDS if is_idle else 0.0)
+        while self._unseen:
+            self._unseen[0]()
+            self._unseen.popleft()  # after an outage the same one is tried again
+            if self._unseen and self._clock() >= until and not self._must_see_all:
+                return
+        self._unseen, self._must_see_all = None, False
         counts = {pool: self._publisher.counts(jobs_queue(pool).name) for pool in self._fleet.pools}
         self._fleet.counted(counts, self._clock())
         metrics.dead_letters_waiting.set(self._publisher.counts(DEAD_QUEUE.name)[0])
@@ -226,15 +235,28 @@ class Scheduler:
         self._reconcile_at = self._clock() + self._settings.reconcile_interval_seconds
         self._show()
 
-    def _discover(self) -> None:
-        """Meet what is new, and what was deleted and submitted again under the same id."""
-        folders = set(filter(ID.fullmatch, self._store.folders()))
-        for federation in sorted(folders):
-            known, submission = self._fleet.federations.get(federation), self._spec_of(federation)
-            if submission and (known is None or known.submission.uid != submission.uid):
-                self._begin(submission)
-        for federation in self._troubles.keys() - folders:
-            del self._troubles[federation]
+    def _looks(self) -> Iterator[Callable[[], None]]:
+        """At new federations, where that is due, and at those that are known."""
+        if self._clock() >= self._discover_at:
+            folders = set(filter(ID.fullmatch, self._store.folders()))
+            self._discover_at = self._clock() + self._settings.discover_interval_seconds
+            for federation in self._troubles.keys() - folders:
+                del self._troubles[federation]
+            for federation in sorted(folders):
+                yield partial(self._discover, federation)
+        for known in self._fleet.federations.values():
+            if not known.needs_nothing:
+                yield partial(self._observe_again, known)
+
+    def _discover(self, federation: str) -> None:
+        """Meet it if it is new, or was deleted and submitted again under the same id."""
+        known, submission = self._fleet.federations.get(federation), self._spec_of(federation)
+        if submission and (known is None or known.submission.uid != submission.uid):
+            self._begin(submission)
+
+    def _observe_again(self, known: Known) -> None:
+        if self._fleet.federations.get(known.id) is known:
+            self._observe(known)
 
     def _meet(self, federation: str) -> None:
         """Read a federation's spec.json, and what became of it so far."""

@@ -10,6 +10,7 @@ import torch
 
 from fedfa.broker import Consumer, Publisher
 from fedfa.errors import FedfaError
+from fedfa.gpu import Gpu
 from fedfa.observability import (
     EXIT_BROKEN,
     EXIT_MISCONFIGURED,
@@ -61,7 +62,18 @@ def serve(
     consumer = Consumer(broker_settings, queues(settings.pools), name=settings.trainer_name)
     bucket = Bucket(S3Store(store_settings))
     journal = Journal(settings.trainer_journal)
-    worker = Worker(bucket, publisher, task_allow=settings.task_allow, journal=journal)
+    worker = Worker(
+        bucket,
+        publisher,
+        task_allow=settings.task_allow,
+        prefetch=settings.trainer_prefetch,
+        gpu=Gpu(
+            bf16=settings.trainer_gpu_autocast,
+            channels_last=settings.trainer_gpu_channels_last,
+            compile=settings.trainer_gpu_compile,
+        ),
+        journal=journal,
+    )
     trainer = Trainer(settings, consumer, publisher, bucket, worker, show_busy=show_busy)
 
     def on_signal(number: int, frame: FrameType | None) -> None:

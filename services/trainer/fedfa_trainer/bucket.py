@@ -2,12 +2,13 @@
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fedfa import manifests
 from fedfa.errors import AlreadyExists, Cancelled, Misconfigured, NotFound, StoreUnavailable
 from fedfa.manifests import Manifest
+from fedfa.memory import Bytes
 from fedfa.messages import ModelReady, TrainJob
 from fedfa.store import ObjectStore
 from fedfa_trainer import metrics
@@ -66,9 +67,9 @@ class Bucket:
                 held.release(f"no manifest knows generation {job.generation} of slot {job.slot}")
             held.wait(random.uniform(0, BEHIND_WAIT_SECONDS))
 
-    def upload(self, held: Held, key: str, body: bytes) -> None:
-        self.insist(held, "put", lambda: self.store.put(key, body))
-        metrics.upload_bytes.inc(len(body))
+    def upload(self, held: Held, key: str, parts: Sequence[Bytes], *, digest: str) -> None:
+        self.insist(held, "put", lambda: self.store.upload(key, parts, digest=digest))
+        metrics.upload_bytes.inc(sum(len(part) for part in parts))
 
     def insist(self, held: Held, operation: str, request: Callable[[], T]) -> T:
         """Ask the store until it answers, or until there is a reason to stop.

@@ -10,4 +10,7 @@ train_seconds = Histogram(
 jobs_held = Gauge("fedfa_jobs_held", "Pieces of work held now, by phase", ["phase"])
 jobs = Counter("fedfa_jobs", "Pieces of work that ended, by outcome", ["outcome"])
 upload_bytes = Counter("fedfa_upload_bytes", "Bytes of updates and initial models uploaded")
+saved_bytes = Counter(
+    "fedfa_upload_saved_bytes", "Bytes that the compression of updates kept from being uploaded"
+)
 computing_seconds = Counter("fedfa_computing_seconds", "Time spent training or evaluating")

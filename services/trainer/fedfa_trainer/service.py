@@ -175,7 +175,7 @@ class Trainer:
             if known is None or known.should_stop():  # what is ending anyway makes room for it
                 known = None
                 self._held[held.work] = held
-                if len(self._held) >= self._settings.trainer_jobs:
+                if len(self._held) >= self._settings.most_held:
                     self._pause()  # before the ack, which would make the broker send another
         if known is None:
             self._start("work", self._hold, held, delivery)
@@ -239,7 +239,7 @@ class Trainer:
         with self._lock:
             if self._held.get(held.work) is held:
                 del self._held[held.work]
-            if len(self._held) < self._settings.trainer_jobs and not self.is_stopping:
+            if len(self._held) < self._settings.most_held and not self.is_stopping:
                 for name in self._job_queues:
                     self._consumer.resume(name)
 

@@ -24,6 +24,11 @@ class TrainerSettings(ServiceSettings):
         le=64,
         description="jobs held at once; one computes, the others wait, sleep or deliver",
     )
+    trainer_prefetch: bool = Field(
+        default=False,
+        description="take one job more, and read its model while another trains: less idle time, "
+        "more staleness",
+    )
     trainer_pools: str = Field(
         default="default",
         pattern=rf"^{_POOL}(,{_POOL})*$",
@@ -43,6 +48,15 @@ class TrainerSettings(ServiceSettings):
     trainer_torch_threads: int | None = Field(
         default=None, ge=1, description="CPU threads for torch; none leaves it to torch"
     )
+    trainer_gpu_autocast: bool = Field(
+        default=False, description="on a GPU: bfloat16 autocast; weights and updates stay float32"
+    )
+    trainer_gpu_channels_last: bool = Field(
+        default=False, description="on a GPU: images and convolutions channels-last"
+    )
+    trainer_gpu_compile: bool = Field(
+        default=False, description="on a GPU: torch.compile; a federation's first job takes longer"
+    )
     trainer_pod: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
@@ -54,6 +68,11 @@ class TrainerSettings(ServiceSettings):
         description="file to append a line to for each update that is stored and announced; "
         "none keeps no journal",
     )
+
+    @property
+    def most_held(self) -> int:
+        """Jobs at once, with the one that is fetched ahead."""
+        return self.trainer_jobs + self.trainer_prefetch
 
     @property
     def pools(self) -> tuple[str, ...]:

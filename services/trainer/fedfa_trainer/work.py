@@ -21,6 +21,7 @@ from fedfa.errors import (
     UnknownTask,
 )
 from fedfa.failpoints import reach
+from fedfa.gpu import PLAIN, Gpu
 from fedfa.manifests import Birth, ModelRef
 from fedfa.messages import (
     EvalJob,
@@ -31,8 +32,9 @@ from fedfa.messages import (
     UpdateReady,
 )
 from fedfa.randomness import prf
+from fedfa.spec import FederationSpec
 from fedfa.tasks import base as tasks
-from fedfa.tensors import FlatModel, canonical_json, encode, sha256
+from fedfa.tensors import FlatModel, Template, canonical_json, encode, sha256
 from fedfa.topology import EVENTS, UPDATES
 from fedfa.training import LocalResult
 from fedfa_trainer import metrics
@@ -55,6 +57,7 @@ class Finished:
     result: LocalResult
     started_at: float
     train_seconds: float
+    spec: FederationSpec
 
 
 class Worker:
@@ -66,9 +69,12 @@ class Worker:
         publisher: Publisher,
         *,
         task_allow: tuple[str, ...],
+        prefetch: bool = False,
+        gpu: Gpu = PLAIN,
         runtime: Runtime = THREADS,
         journal: Journal | None = None,
     ) -> None:
+        """prefetch: a job that waits for its turn reads its model meanwhile."""
         self.computing = Computing()
         self.train_seconds: dict[str, float] = {}  # by uid: what the last training took
         self._bucket = bucket
@@ -78,6 +84,9 @@ class Worker:
         self._runtime = runtime
         self._device = training.best_device()
         self._shelf = Shelf()
+        self._prefetch = prefetch
+        self._gpu = gpu
+        self._templates: dict[str, Template] = {}  # by uid, of federations that were trained here
 
     def perform(self, held: Held) -> None:
         """Do the work and deliver it. Raises Cancelled, or whatever the task's code raises."""
@@ -103,9 +112,10 @@ class Worker:
         self._deliver(held, job, finished)
 
     def _compute(self, held: Held, job: TrainJob) -> Finished:
+        ahead = self._read_ahead(held, job) if self._prefetch else None
         with self.computing.turn(held), self._warm(held) as warm:
             birth = self._birth(held, warm)
-            version, model = self._base(held, job, warm, birth)
+            version, model = ahead or self._base(held, job, warm, birth)
             started_at, began = self._runtime.unix(), self._runtime.clock()
             with self.computing.timed(held):
                 result = self._local_update(held, job, warm, model)
@@ -119,7 +129,7 @@ class Worker:
                 f"training diverged: loss {result.loss:g} after {result.num_steps} steps; lower "
                 "the local learning rate"
             )
-        return Finished(version, result, started_at, train_seconds)
+        return Finished(version, result, started_at, train_seconds, warm.submission.spec)
 
     def _local_update(self, held: Held, job: TrainJob, warm: Warm, model: FlatModel) -> LocalResult:
         spec = warm.submission.spec
@@ -132,6 +142,7 @@ class Worker:
             seed=prf(spec.seed, "training", job.slot, job.generation),
             device=self._device,
             should_stop=held.should_stop,
+            gpu=self._gpu,
         )
 
     def _deliver(self, held: Held, job: TrainJob, finished: Finished) -> None:
@@ -153,13 +164,22 @@ class Worker:
             train_seconds=finished.train_seconds,
             delay_seconds=job.delay_seconds,
         )
-        body = encode(result.update, draft.metadata())
-        digest = sha256(body)
+        parts = training.update_parts(
+            result.update,
+            draft.metadata(),
+            spec=finished.spec,
+            slot=job.slot,
+            generation=job.generation,
+        )
+        digest = sha256(*parts)
         key = keys.update(job.federation, job.slot, job.generation, draft.attempt, digest)
         update = draft.model_copy(update={"key": key, "digest": digest})
         self._journal.putting(update)
         reach("trainer.before_put")
-        self._bucket.upload(held, key, body)
+        self._bucket.upload(held, key, parts, digest=digest)
+        metrics.saved_bytes.inc(
+            result.update.template.size_bytes - sum(len(part) for part in parts[1:])
+        )
         reach("trainer.put")
         self._publisher.publish(update, UPDATES)
         reach("trainer.published")
@@ -214,7 +234,7 @@ class Worker:
         ledger.birth_from(body)  # what an aggregator would refuse is this task's failure
         digest = sha256(body)
         key = keys.model(order.federation, 0, digest)
-        self._bucket.upload(held, key, body)
+        self._bucket.upload(held, key, (body,), digest=digest)
         reach("trainer.initial_model_put")
         ready = InitReady(
             federation=order.federation,
@@ -268,7 +288,7 @@ class Worker:
         except UnknownTask as error:
             held.release(str(error), missing=submission.spec.task.name)
             raise Cancelled(str(error)) from error
-        return Warm(submission, task, task.model())
+        return Warm(submission, task, self._gpu.prepare(task.model(), self._device))
 
     def _birth(self, held: Held, warm: Warm) -> Birth:
         """What manifest 0 fixed, once this trainer's frozen weights are seen to be the same."""
@@ -285,7 +305,20 @@ class Worker:
                     "same task code and the same pretrained weights"
                 )
             warm.birth = birth
+            self._templates[held.order.uid] = birth.template
         return warm.birth
+
+    def _read_ahead(self, held: Held, job: TrainJob) -> tuple[int, FlatModel] | None:
+        """The newest version now, which may be older than that of its turn; None: read it then."""
+        template = self._templates.get(job.uid)
+        if template is None:
+            return None
+        reference = self._bucket.current(held, job).model
+        assert reference is not None, "only a federation that ended unborn has no model"
+        try:
+            return reference.version, self._download(held, reference, template)
+        except NotFound:  # collected since the manifest was read
+            return None
 
     def _base(self, held: Held, job: TrainJob, warm: Warm, birth: Birth) -> tuple[int, FlatModel]:
         """The newest version and its model."""
@@ -303,10 +336,11 @@ class Worker:
 
     def _model(self, held: Held, warm: Warm, birth: Birth, reference: ModelRef) -> FlatModel:
         if warm.model is None or warm.digest != reference.digest:
-            warm.model = self._bucket.insist(
-                held,
-                "get",
-                lambda: ledger.read_model(self._bucket.store, reference, birth.template),
-            )
+            warm.model = self._download(held, reference, birth.template)
             warm.digest = reference.digest
         return warm.model
+
+    def _download(self, held: Held, reference: ModelRef, template: Template) -> FlatModel:
+        return self._bucket.insist(
+            held, "get", lambda: ledger.read_model(self._bucket.store, reference, template)
+        )

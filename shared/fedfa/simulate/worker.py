@@ -97,10 +97,16 @@ class Worker:
             loss=result.loss,
             **fields,
         )
-        body = encode(result.update, draft.metadata())
-        digest = sha256(body)
+        parts = training.update_parts(
+            result.update,
+            draft.metadata(),
+            spec=spec,
+            slot=draft.slot,
+            generation=draft.generation,
+        )
+        digest = sha256(*parts)
         key = keys.update(draft.federation, draft.slot, draft.generation, draft.attempt, digest)
-        self._store.put(key, body)
+        self._store.upload(key, parts, digest=digest)
         return {
             "key": key,
             "digest": digest,
