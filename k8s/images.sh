@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build the four images with buildah. `make images` runs this.
-#     BASE         base image, best by digest; empty: one made here from Debian packages (as root, by debootstrap)
+#     BASE         base image, by digest; empty: one made here from Debian packages (as root, by debootstrap)
 #     REGISTRY     registry and folder of the tags (localhost)
 #     TAG          their tag (the version)
 #     TORCH        of the trainer: cpu or cuda (cpu)
@@ -17,6 +17,10 @@ base=${BASE:-}
 if ! command -v buildah > /dev/null; then
     echo "images: no builder here; install buildah (Debian: apt-get install buildah runc), or build the" \
         "Dockerfiles in services/ and shared/ with docker" >&2
+    exit 1
+fi
+if [ -n "$base" ] && [ "${base#*@sha256:}" = "$base" ]; then
+    echo "images: BASE=$base: name it by digest, as in python:3.11-slim-bookworm@sha256:..." >&2
     exit 1
 fi
 if [ -z "$base" ]; then
@@ -43,7 +47,7 @@ for service in aggregator scheduler trainer cli; do
     file=services/$service/Dockerfile
     [ "$service" != cli ] || file=shared/Dockerfile
     # shellcheck disable=SC2086 # BUILD_FLAGS is several words
-    nice -n "${NICE:-10}" buildah build --isolation chroot --network host --pull-never --quiet \
+    nice -n "${NICE:-10}" buildah build --isolation chroot --network host --quiet \
         --build-arg BASE="$base" --build-arg TORCH="${TORCH:-cpu}" \
         --build-arg VERSION="$version" --build-arg REVISION="$revision" \
         ${BUILD_FLAGS:-} --file "$file" --tag "$registry/fedfa-$service:$tag" . > /dev/null

@@ -49,6 +49,21 @@ SPEC: dict[str, Any] = {
     "delay": {"distribution": "pareto", "shape": 3.0, "unit_seconds": 1.0},
     "stop": {"updates": 100_000},
 }
+IMAGES = [  # name, torch, compiled kernel
+    ("aggregator", False, True),
+    ("scheduler", False, False),
+    ("cli", False, True),
+    ("trainer", True, False),
+]
+LOOK = """
+import importlib.util, json, os, shutil
+from fedfa.kernel import kernel
+tools = [name for name in ("cc", "gcc", "make", "pip", "git") if shutil.which(name)]
+torch = importlib.util.find_spec("torch") is not None
+kernel = kernel.name == "compiled"
+user = [os.getuid(), os.getgid()]
+print(json.dumps({"torch": torch, "kernel": kernel, "tools": tools, "user": user}))
+"""
 LONG_DELAY = {"delay": {"distribution": "pareto", "shape": 50.0, "unit_seconds": 600.0}}
 
 
@@ -74,6 +89,8 @@ class Trial:
         self._ports = dict(zip(COMPONENTS, free_ports(len(COMPONENTS)), strict=True))
 
     def run(self) -> None:
+        for name, has_torch, has_kernel in IMAGES:
+            self._look_into(name, has_torch=has_torch, has_kernel=has_kernel)
         self._start_servers()
         self._play()
         name = self._submit(SPEC)
@@ -88,6 +105,18 @@ class Trial:
         self._cli("watch", name)
         print(self._cli("verify", name).strip())
         self._release_in_time()
+
+    # -- what is in the images --------------------------------------------------------------------
+
+    def _look_into(self, name: str, *, has_torch: bool, has_kernel: bool) -> None:
+        image = f"{self._registry}/fedfa-{name}:{self._tag}"
+        offline = ["run", "--rm", "--network", "none", "--read-only", "--cap-drop", "all"]
+        version = podman(*offline, image, "--version").strip()
+        found = json.loads(podman(*offline, "--entrypoint", "python3", image, "-c", LOOK))
+        wanted = {"torch": has_torch, "kernel": has_kernel, "tools": [], "user": [USER, USER]}
+        if found != wanted or __version__ not in version:
+            raise SystemExit(f"images-test: {image}: {version}, {found}; expected {wanted}")
+        print(f"{image}: {version}, {found}")
 
     # -- servers and pods -------------------------------------------------------------------------
 

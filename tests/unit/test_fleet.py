@@ -428,14 +428,21 @@ def test_a_released_job_is_sent_again_at_once_and_not_counted() -> None:
         assert isinstance(job, TrainJob)
 
 
+LACKS = {"reason": "no such task", "missing": "vision:Big"}
+
+
+def messages(world: World) -> list[str]:
+    [shown] = federations(world.fleet, world.now, troubles={})
+    found: list[str] = shown["messages"]
+    return found
+
+
 def test_a_job_handed_back_for_a_missing_task_waits_and_status_says_so() -> None:
     world = World()
     job = world.run_normally()[0]
-    released = fact(JobReleased, job, reason="no such task", missing="vision:Big")
-    world.fleet.heard(released, world.now)
+    world.fleet.heard(fact(JobReleased, job, pools=("default",), **LACKS), world.now)
     assert world.settle() == []
-    [shown] = federations(world.fleet, world.now, troubles={})
-    assert shown["messages"] == ["no trainer has task vision:Big"]
+    assert messages(world) == ["no trainer has task vision:Big"]
     world.now += MISSING_TASK_DELAY_SECONDS
     [again] = world.settle()
     assert (again.slot, again.generation) == (job.slot, job.generation)
@@ -444,11 +451,21 @@ def test_a_job_handed_back_for_a_missing_task_waits_and_status_says_so() -> None
 def test_status_does_not_complain_while_another_trainer_works() -> None:
     world = World()
     jobs = world.run_normally()
-    world.fleet.heard(fact(JobStarted, jobs[1], trainer="trainer-2"), world.now)
-    released = fact(JobReleased, jobs[0], reason="no such task", missing="vision:Big")
-    world.fleet.heard(released, world.now)
-    [shown] = federations(world.fleet, world.now, troubles={})
-    assert shown["messages"] == []
+    serves = {"pools": ("default",)}
+    world.fleet.heard(fact(JobStarted, jobs[1], trainer="trainer-2", **serves), world.now)
+    world.fleet.heard(fact(JobReleased, jobs[0], **serves, **LACKS), world.now)
+    assert messages(world) == []
+
+
+def test_status_complains_of_a_pool_that_lacks_the_task_whatever_other_pools_have() -> None:
+    world = World(pools=("north", "south"))
+    jobs = world.run_normally()
+    pools = {job.slot: world.value.pool_of(job.client) for job in jobs}
+    south = next(job for job in jobs if pools[job.slot] == "south")
+    north = next(job for job in jobs if pools[job.slot] == "north")
+    world.fleet.heard(fact(JobStarted, north, trainer="n", pools=("north",)), world.now)
+    world.fleet.heard(fact(JobReleased, south, trainer="s", pools=("south",), **LACKS), world.now)
+    assert messages(world) == ["no trainer has task vision:Big in pool south"]
 
 
 # -- after a start or a gap -----------------------------------------------------------------------

@@ -1,4 +1,6 @@
 import io
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,6 +93,35 @@ def test_a_module_that_is_not_allowed_is_not_even_imported(allowed):
 def test_an_allowed_module_or_class_that_is_missing_is_an_unknown_task(name):
     with pytest.raises(UnknownTask, match=f"{name} does not load"):
         load(spec_for(name), allowed=["*"])
+
+
+def test_without_its_torchvision_cifar10_is_an_unknown_task_that_says_what_it_needs(tmp_path):
+    """torchvision built for another torch raises RuntimeError when it is imported."""
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / "torchvision.py").write_text(broken)
+    load_both = """
+from fedfa.errors import UnknownTask
+from fedfa.spec import parse
+from fedfa.tasks.base import load
+fields = {"clients": 4, "partition": {"kind": "iid"}}
+load(parse({"task": {"name": "digits"}, **fields}), [])
+try:
+    load(parse({"task": {"name": "cifar10"}, **fields}), [])
+except UnknownTask as error:
+    print(error)
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", load_both],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "cifar10 is installed but does not load: cifar10 needs the torchvision" in done.stdout
+    assert f"torch {torch.__version__} (operator torchvision::nms" in done.stdout
 
 
 @pytest.mark.parametrize(

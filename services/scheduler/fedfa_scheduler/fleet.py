@@ -205,7 +205,7 @@ class Fleet:
 
     def heard(self, fact: JobFacts, now: float) -> bool:
         """JobStarted, JobHeartbeat, JobFailed or JobReleased. Says whether it was news."""
-        self.trainers.heard(fact.trainer, now)
+        self.trainers.heard(fact, now)
         if self._hears_now:
             for pool in fact.pools:
                 self._pools.seen(pool, now)

@@ -117,6 +117,8 @@ class Scheduler:
         now, last = self._clock(), self._last_turn
         self._last_turn = now
         if not is_active:
+            if self._shown is not None:
+                metrics.hide()
             self._epoch = self._shown = None
             return
         if epoch != self._epoch:

@@ -70,10 +70,10 @@ def _lease(lease: Lease, now: float) -> dict[str, Any]:
 
 
 def _complaints(fleet: Fleet, known: Known, now: float) -> list[str]:
-    complaints = []
-    task = fleet.trainers.missing_task(known, now)
-    if task is not None:
-        complaints.append(f"no trainer has task {task}")
+    complaints = [
+        f"no trainer has task {task}" + ("" if known.pools <= {pool} else f" in pool {pool}")
+        for pool, task in fleet.trainers.missing_tasks(known, now)
+    ]
     if known.value is not None and known.is_alive:
         complaints += [
             f"pool {pool} is down, it has no trainer"

@@ -22,14 +22,21 @@ import torch
 from PIL import Image
 from pydantic import Field
 from torch import nn
-from torchvision.models import ResNet, resnet18
-from torchvision.models.resnet import BasicBlock
 
 from fedfa.errors import InvalidData
 from fedfa.randomness import prf
 from fedfa.spec import FederationSpec, Section
 from fedfa.tasks.base import TensorClassification, options
 from fedfa.tasks.data import place as placed
+
+try:
+    from torchvision.models import ResNet, resnet18
+    from torchvision.models.resnet import BasicBlock
+except (ImportError, RuntimeError) as error:  # the second: it was built for another torch
+    raise ImportError(
+        f"cifar10 needs the torchvision that belongs to torch {torch.__version__} ({error}); "
+        "install both with one command from one index, both for CPU or both for CUDA"
+    ) from error
 
 NUM_CLASSES = 10
 MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, in 0..1
