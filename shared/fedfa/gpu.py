@@ -37,7 +37,7 @@ class Gpu:
         if device.type == "cuda":
             module.to(device)
             if self.channels_last:
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                module.to(memory_format=torch.channels_last)
             if self.compile:
                 module.compile()
         return module

@@ -86,12 +86,12 @@ class World:
 
     def fill_disk(self) -> None:
         """Leave the S3 server no space."""
-        with (self.s3.folder / FILLER).open("wb") as file, suppress(OSError):
+        with suppress(OSError), (self.s3.folder / FILLER).open("wb") as file:
             while True:
                 file.write(bytes(65_536))
 
     def free_disk(self) -> None:
-        (self.s3.folder / FILLER).unlink()
+        (self.s3.folder / FILLER).unlink(missing_ok=True)
 
     def publish(self, *letters: AnyMessage | bytes, route: Route = EVENTS) -> None:
         settings = BrokerSettings.model_validate({"url": self.rabbit.url})

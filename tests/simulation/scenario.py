@@ -70,6 +70,8 @@ class Scenario:
     def spec(self, drawn: FederationSpec) -> FederationSpec:
         """A federation's spec as submitted."""
         changes: dict[str, Any] = {"retention": self.retention}
+        if self.failing_clients and drawn.clients == drawn.concurrency:
+            changes["clients"] = drawn.concurrency + 1  # a round of all would wait for it for ever
         if self.has_two_pools:  # either could keep every slot busy
             far = tuple(f"client-{at:04d}" for at in range(drawn.concurrency))
             changes |= {"clients": 2 * drawn.concurrency, "pools": {FAR: far}}
