@@ -124,9 +124,10 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, ending: signal
     assert run.returncode == 130, said
     assert "interrupted; all processes are stopped" in said
     assert "Traceback" not in said
-    assert len(children) == 3
+    assert len(children) == 5  # three services, and two processes that fork trainers
     assert not psutil.wait_procs(children, timeout=5)[1]
-    assert list(temporary.iterdir()) == []
+    left = {path.name for path in temporary.iterdir()}
+    assert all(name.startswith("torchinductor_") for name in left)  # a cache that torch makes
 
 
 def test_a_service_that_cannot_start_shows_the_end_of_its_log(

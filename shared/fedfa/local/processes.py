@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 from fedfa.errors import Misconfigured
+from fedfa.forks import Fork
 
 PORTS = range(12_000, 22_000)
 LOG_TAIL_BYTES = 2_000
@@ -36,6 +38,8 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 class ServerProcess:
     """One child process, running from its construction until stop() or kill()."""
+
+    _process: "subprocess.Popen[bytes] | Fork"
 
     def __init__(
         self,
@@ -61,6 +65,15 @@ class ServerProcess:
                 cwd=cwd,
                 start_new_session=True,
             )
+
+    @classmethod
+    def fork(cls, name: str, module: str, *, log: Path, env: Mapping[str, str]) -> Self:
+        """`python -m module`, soon up even if it needs torch: see fedfa.forks."""
+        self = cls.__new__(cls)
+        self.name, self.log = name, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._process = Fork(module, log=log, env=env)
+        return self
 
     @property
     def pid(self) -> int:

@@ -235,9 +235,10 @@ class LocalStack:
 
     def _launch(self, name: str, variables: Mapping[str, str] | None = None) -> None:
         module = f"fedfa_{name.partition('-')[0]}"
-        self.processes[name] = ServerProcess(
-            name,
-            [sys.executable, "-m", module],
-            log=self.logs / f"{name}.log",
-            env=self._service_environments[name] | dict(variables or {}),
-        )
+        log = self.logs / f"{name}.log"
+        env = self._service_environments[name] | dict(variables or {})
+        if module == "fedfa_trainer":
+            process = ServerProcess.fork(name, module, log=log, env=env)
+        else:
+            process = ServerProcess(name, [sys.executable, "-m", module], log=log, env=env)
+        self.processes[name] = process

@@ -1,12 +1,10 @@
 """Worker processes that train and evaluate side by side, and never change what comes out.
 
 Models and updates travel through the store. What a worker answers depends on its order alone, so
-neither their number nor the order of execution matters. They are forked from one process that has
-imported torch, which takes seconds.
+neither their number nor the order of execution matters.
 """
 
 import importlib
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fedfa.errors import FedfaError
+from fedfa.forks import forks, separate
 
 Answer = dict[str, Any]
 Urgency = tuple[float, ...]  # smaller is sooner
@@ -29,9 +28,6 @@ WORKER = "fedfa.simulate.worker"  # by name: this process needs no torch
 LOG_TAIL_BYTES = 2_000
 NEVER: Urgency = (float("inf"),)
 INDICES = count()  # of this process's workers: they share out the GPUs by it
-
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload([WORKER])
 
 
 class TaskFailed(FedfaError):
@@ -108,8 +104,8 @@ class _Worker:
 
     def __init__(self, *work: Any) -> None:
         self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - close() closes it
-        self._channel, its_end = _forks.Pipe()
-        self._process = _forks.Process(
+        self._channel, its_end = forks.Pipe()
+        self._process = forks.Process(
             target=_become_worker, args=(its_end, self._log.name, *work), daemon=True
         )
         self._process.start()
@@ -144,8 +140,5 @@ class _Worker:
 
 
 def _become_worker(channel: Connection, log: str, *work: Any) -> None:
-    os.setsid()  # Ctrl-C is for who ordered this: it decides what becomes of us
-    with open(log, "ab") as output:
-        for standard in (1, 2):
-            os.dup2(output.fileno(), standard)
+    separate(log)  # Ctrl-C is for who ordered this: it decides what becomes of us
     importlib.import_module(WORKER).main(channel, *work)
