@@ -29,7 +29,8 @@ from typing import Any
 
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
-from fedfa.federation import Merged, State, job_of
+from fedfa.events import Merged, job_of
+from fedfa.federation import State
 from fedfa.local.stack import LocalStack
 from fedfa.replay import verify
 from fedfa.spec import parse
