@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         while at < size:
             end = min(size, at + SINK_BYTES)
             view = self.sink[: end - at] if body is None else memoryview(body)[at:end]
-            at += self.rfile.readinto(view) or size  # type: ignore[attr-defined]
+            at += self.rfile.readinto(view) or size
 
     def _list(self, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]

@@ -137,7 +137,7 @@ class Trial:
         """By the script that an operator runs; rabbitmqctl is this node's."""
         ctl = self._folder / "rabbitmqctl"
         self._rabbitmq.write_ctl(ctl)
-        command = [K8S / "rabbitmq-users.sh", VHOST, RELEASE, "one=default", "two=default"]
+        command = [str(K8S / "rabbitmq-users.sh"), VHOST, RELEASE, "one=default", "two=default"]
         done = subprocess.run(
             command,
             env={**os.environ, "RABBITMQCTL": str(ctl)},

@@ -99,7 +99,7 @@ def test_parts_of_a_large_vector_continue_each_other() -> None:
 
 def test_files_are_smaller() -> None:
     sizes = {
-        kind: sum(len(part) for part in file_parts(model(), compression=kind)[1:])  # type: ignore[arg-type]
+        kind: sum(len(part) for part in file_parts(model(), compression=kind)[1:])
         for kind in ("none", "bf16", "int8")
     }
     kept = 3 * 4 + 8  # buffers and integers
