@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +39,10 @@ Data = Annotated[
         show_default=False,
     ),
 ]
+
+
+# Python may lose a KeyboardInterrupt, in an import or a callback: whoever waits asks this too.
+_must_end = threading.Event()
 
 
 @app.command()
@@ -79,7 +86,9 @@ def run(
             submitted = submission.submit(store, checked, federation)
             console.say(f"{federation}: {control.describe(checked)}")
             control.tell_scheduler(submitted, stack.broker_settings(), "submitted")
-            history = observe.follow(HistoryReader(store, federation), tend=stack.supervise)
+            history = observe.follow(
+                HistoryReader(store, federation), tend=partial(_supervise, stack)
+            )
             with results.writing("--out", folder):
                 _write_results(store, history, folder, time.monotonic() - started)
             code = observe.exit_code(history)
@@ -111,17 +120,27 @@ def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) ->
 
 
 def _stack(data: Path | None, **options: Any) -> "LocalStack":
-    import fedfa.broker  # noqa: F401  # before anything runs: a Ctrl-C may be lost in an import
     from fedfa.local.stack import LocalStack  # imports boto3
 
     if data is not None:
         results.make_folder("--data", data)
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C, or a temporary folder stays
-        if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores SIGHUP: so do we
-            signal.signal(ending, signal.default_int_handler)
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # or a temporary folder stays
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
+            signal.signal(ending, _end)
     stack = LocalStack(data, **options)
     console.say(f"starting {stack.description} ...")
     return stack
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _must_end.set()
+    raise KeyboardInterrupt
+
+
+def _supervise(stack: "LocalStack") -> list[str]:
+    if _must_end.is_set():
+        raise KeyboardInterrupt
+    return stack.supervise()
 
 
 def _stay(stack: "LocalStack") -> None:
@@ -132,7 +151,7 @@ def _stay(stack: "LocalStack") -> None:
     console.say(f"\nlogs: {stack.logs}")
     try:
         while True:
-            for line in stack.supervise():
+            for line in _supervise(stack):
                 console.say(line, "yellow")
             time.sleep(observe.LOOK_SECONDS)
     except KeyboardInterrupt:
