@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from fedfa.broker import Consumer, Delivery, Publisher, check
+from fedfa.broker.connection import connect
 from fedfa.broker.consumer import STANDBY_SECONDS
 from fedfa.errors import BrokerUnavailable, InvalidMessage, Misconfigured
 from fedfa.local.processes import free_port
@@ -25,6 +26,7 @@ from fedfa.topology import (
     jobs,
     jobs_queue,
 )
+from tests.proxy import Proxy
 
 pytestmark = pytest.mark.services
 
@@ -591,6 +593,14 @@ def test_a_refusal_is_one_clear_line_without_the_password(
         assert "hunter2" not in "".join(traceback.format_exception(caught.value))
     consumer.close()
     publisher.close()
+
+
+def test_a_connection_that_is_lost_at_the_login_is_no_refusal(node: RabbitMQ) -> None:
+    with Proxy(node.port) as proxy:
+        proxy.cut_off(b"unlucky")
+        settings = settings_for(f"amqp://guest:guest@127.0.0.1:{proxy.port}/")
+        with pytest.raises(BrokerUnavailable, match="lost at the login"):
+            connect(settings, "unlucky")
 
 
 @pytest.mark.parametrize("url", ["", "http://u:hunter2@host/", "amqp://u:hunter2@host:port/"])

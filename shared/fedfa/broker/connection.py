@@ -54,6 +54,10 @@ CONNECT_SECONDS = 10.0
 CHECK_AGAIN_SECONDS = 0.5
 NO_ANSWER = "connected, but the broker does not answer"
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, NOT_ALLOWED = 403, 404, 406, 530
+# What pika makes of any end of a connection before it is open. If the broker gave a reason, only
+# its text is left: without one this is no refusal.
+GUESSES = (ProbableAuthenticationError, ProbableAccessDeniedError)
+CLOSE = ConnectionClosedByBroker.__name__
 FAILURES = (AMQPError, AMQPConnectorException, OSError, BrokerUnavailable)
 _TCP_OPTIONS = {
     name: value
@@ -314,6 +318,8 @@ def _explain_connection(parameters: pika.URLParameters, error: Exception) -> Fed
     where = f"the broker at {parameters.host}:{parameters.port}"
     refused = f"FEDFA_AMQP_URL: {where} refuses user {parameters.credentials.username!r}"
     code = error.reply_code if isinstance(error, ConnectionClosedByBroker) else None
+    if isinstance(error, GUESSES) and not any(CLOSE in str(each) for each in error.args):
+        return BrokerUnavailable(f"cannot reach {where}: the connection was lost at the login")
     if isinstance(error, ProbableAuthenticationError) or code == ACCESS_REFUSED:
         return Misconfigured(f"{refused}: wrong name or password")
     if isinstance(error, ProbableAccessDeniedError) or code == NOT_ALLOWED:
