@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,11 @@ Data = Annotated[
     ),
 ]
 
+Open = Annotated[
+    bool,
+    typer.Option("--open", help="open the dashboard in a browser, and leave all up until Ctrl-C"),
+]
+
 
 @app.command()
 def run(
@@ -53,6 +59,7 @@ def run(
     pretrained: results.Pretrained = False,
     verify: Annotated[bool, typer.Option("--verify", help="replay and compare it all")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave all up until Ctrl-C")] = False,
+    open: Open = False,
 ) -> None:
     """Train a spec with private servers and services, then write report and model.
 
@@ -78,6 +85,7 @@ def run(
             store = stack.store()
             submitted = submission.submit(store, checked, federation)
             console.say(f"{federation}: {control.describe(checked)}")
+            _show_dashboard(stack, federation, open=open)
             control.tell_scheduler(submitted, stack.broker_settings(), "submitted")
             history = observe.follow(HistoryReader(store, federation), tend=stack.supervise)
             with results.writing("--out", folder):
@@ -89,7 +97,7 @@ def run(
                 to = folder / "pretrained"
                 allowed = control.allowed_modules(checked)
                 console.say(results.export_pretrained(store, federation, to, allowed))
-            if keep:
+            if keep or open:
                 _stay(stack)
     except KeyboardInterrupt:
         console.error(f"{federation}: interrupted; all processes are stopped")
@@ -98,7 +106,9 @@ def run(
 
 
 @app.command()
-def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) -> None:
+def up(
+    trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None, open: Open = False
+) -> None:
     """Start servers and services and print how to point `fedfa` at them; Ctrl-C ends all."""
     stack = _stack(
         data,
@@ -107,7 +117,15 @@ def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) ->
         task_allow=os.environ.get(control.TASK_ALLOW, ""),
     )
     with stack:
+        _show_dashboard(stack, open=open)
         _stay(stack)
+
+
+def _show_dashboard(stack: "LocalStack", federation: str = "", *, open: bool) -> None:
+    url = stack.dashboard_url(federation)
+    console.say(f"dashboard: {url}")
+    if open:
+        webbrowser.open(url)
 
 
 def _stack(data: Path | None, **options: Any) -> "LocalStack":
