@@ -29,6 +29,8 @@ WATCHED_SECONDS = 20.0  # after the last question
 CLOSE_SECONDS = 2.0  # for what is being read
 MOST_FOLLOWED = 8  # federations kept in memory
 
+LIVE_FIELDS = ("task", "client", "slot", "generation", "stage", "trainer", "failures", "error")
+
 Live = Callable[[], list[dict[str, Any]]]
 
 
@@ -90,11 +92,12 @@ class Feed:
             followed = self._followed.get(federation)
             if followed is None:
                 followed = self._followed[federation] = _Followed(federation)
-                while len(self._followed) > MOST_FOLLOWED:
-                    self._followed.popitem(last=False)
                 self._wake.set()
             self._followed.move_to_end(federation)
-            followed.asked_at = time.monotonic()
+            followed.asked_at = now = time.monotonic()
+            oldest = next(iter(self._followed.values()))
+            if len(self._followed) > MOST_FOLLOWED and not oldest.is_watched(now):
+                del self._followed[oldest.federation]
         return followed.shown
 
     def look_again(self) -> None:
@@ -110,25 +113,24 @@ class Feed:
                 self._guarded(followed, self._look)
             if started - self._overview_asked_at < WATCHED_SECONDS:
                 self._show_overview(started)
-            self._read_older(watched, until=started + LOOK_SECONDS * self._share)
+            self._read_older(watched, until=time.monotonic() + LOOK_SECONDS * self._share)
             self._wake.wait(max(0.0, started + LOOK_SECONDS - time.monotonic()))
             self._wake.clear()
 
     def _watched(self, now: float) -> list["_Followed"]:
         with self._lock:
             every = list(self._followed.values())
-        return [each for each in every if now - each.asked_at < WATCHED_SECONDS]
+        return [each for each in every if each.is_watched(now)]
 
     def _look(self, followed: "_Followed") -> None:
         if followed.follower is None:
             name = followed.federation
             followed.follower = Follower(self.store, name, readers=self._readers)
         follower = followed.follower
-        follower.look()
-        self._show(followed)
+        is_new = follower.look()
+        self._show(followed, is_new=is_new)
         while not self._is_closed and follower.read():
-            self._show(followed)
-        self._show(followed)
+            self._show(followed, is_new=True)
 
     def _read_older(self, watched: list["_Followed"], *, until: float) -> None:
         """A chunk for each at least where there is time, or reading would never come to an end."""
@@ -136,6 +138,7 @@ class Feed:
         def read(followed: _Followed) -> None:
             follower = followed.follower
             followed.has_older = follower is not None and follower.read_older()
+            followed.is_new = followed.is_new or followed.has_older
 
         while time.monotonic() < until and not self._wake.is_set():
             for followed in watched:
@@ -161,13 +164,21 @@ class Feed:
             followed.follower = None
             followed.fail(f"{type(error).__name__}: {error}")
 
-    def _show(self, followed: "_Followed") -> None:
-        follower = followed.follower
+    def _show(self, followed: "_Followed", *, is_new: bool) -> None:
+        follower, live = followed.follower, self._live_of(followed.federation)
         assert follower is not None
-        live = self._live() if self._live else []
-        mine = [each for each in live if each["id"] == followed.federation]
-        own = mine[0] if mine and "jobs" in mine[0] else None
-        followed.show(_encoded(view_of(follower, live=own)), tuple(follower.rows))
+        if is_new or followed.is_new or live != followed.live or followed.shown.trouble:
+            followed.is_new, followed.live = False, live
+            body = _encoded(view_of(follower, live=live, now=time.time()))
+            followed.show(body, tuple(follower.rows))
+
+    def _live_of(self, federation: str) -> dict[str, Any] | None:
+        """What is shown of the scheduler's entry, so that its ages alone are no change."""
+        found = [each for each in self._live() if each["id"] == federation] if self._live else []
+        if not found or "jobs" not in found[0]:
+            return None
+        jobs = [{name: job[name] for name in LIVE_FIELDS} for job in found[0]["jobs"]]
+        return {"messages": found[0]["messages"], "jobs": jobs}
 
     def _show_overview(self, now: float) -> None:
         if now < self._overview_due_at:
@@ -192,6 +203,11 @@ class _Followed:
         self.shown = Shown()
         self.asked_at = 0.0
         self.has_older = False
+        self.is_new = True  # read since it was shown
+        self.live: dict[str, Any] | None = None
+
+    def is_watched(self, now: float) -> bool:
+        return now - self.asked_at < WATCHED_SECONDS
 
     def show(self, body: bytes, rows: tuple[JsonRow, ...]) -> None:
         shown = self.shown

@@ -32,8 +32,11 @@ BUCKETS = 80  # of the rate
 Json = dict[str, Any]
 
 
-def view_of(follower: Follower, *, live: Json | None = None) -> Json:
-    """live: what the scheduler knows of it (an entry of /federations), where there is one."""
+def view_of(follower: Follower, *, live: Json | None = None, now: float = 0.0) -> Json:
+    """live: what the scheduler knows of it (an entry of /federations), where there is one.
+
+    now: unix seconds; they matter only before the first model.
+    """
     submission, newest = follower.submission, follower.newest
     spec, created_at = submission.spec, submission.created_at
     state = newest.state if newest else None
@@ -52,8 +55,8 @@ def view_of(follower: Follower, *, live: Json | None = None) -> Json:
         "uid": submission.uid,
         "created_at": created_at,
         "status": state.status if state else "waiting",
-        "reason": state.reason if state else waiting_for(spec, 0.0),
-        "messages": live["messages"] if live else [],
+        "reason": state.reason if state else waiting_for(spec, now - created_at),
+        "messages": _messages(live),
         "task": spec.task.name,
         "rule": spec.rule.name,
         "window": getattr(spec.rule, "window", None),
@@ -214,6 +217,19 @@ def _failure(follower: Follower) -> Json | None:
     if failed is None or (latest is not None and latest.version > failed.version):
         return None
     return {"version": failed.version, "error": failed.error}
+
+
+def _messages(live: Json | None) -> list[str]:
+    """Complaints, and what failed of the work that takes no slot."""
+    if live is None:
+        return []
+    names = {"init": "the first model", "evaluate": "an evaluation"}
+    failures = [
+        f"{names[job['task']]} failed: {job['error']}"
+        for job in live["jobs"]
+        if job["task"] in names and job["error"]
+    ]
+    return [*live["messages"], *failures]
 
 
 def _leases(live: Json | None) -> list[Json]:

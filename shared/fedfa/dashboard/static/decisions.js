@@ -32,7 +32,7 @@ export function decisionsSection(id, rows) {
   const note = h("p", { class: "muted" });
   const element = h("section", { "aria-labelledby": "decisions" },
     h("div", { class: "bar-head" }, h("h2", { id: "decisions" }, "Decisions"), h("label", { class: "choice" }, "Show ", filter)),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Decisions" },
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "table of decisions" },
       h("table", {}, h("caption", { class: "visually-hidden" }, "Decisions, newest first"),
         h("thead", {}, h("tr", {}, COLUMNS.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))), body)),
     h("div", { class: "buttons left" }, older), note);

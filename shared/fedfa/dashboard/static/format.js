@@ -24,12 +24,16 @@ export function tick(seconds) {
   return `${trimmed(seconds, 3)}s`;
 }
 
+const VIRTUAL = "on a virtual clock"; // a simulated run's begins at 0
+
 export function ago(unixSeconds) {
+  if (unixSeconds < 1e8) return VIRTUAL;
   const seconds = Date.now() / 1000 - unixSeconds;
   return seconds < 5 ? "just now" : `${duration(seconds)} ago`;
 }
 
 export function date(unixSeconds) {
+  if (unixSeconds < 1e8) return VIRTUAL;
   return new Date(unixSeconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 }
 

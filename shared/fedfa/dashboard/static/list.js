@@ -57,7 +57,7 @@ function itemOf(federation) {
     setText(why, (now.reason ?? "").split("\n")[0]);
     if (now.status === "unreadable") return;
     setText(what, `${now.task}, ${now.rule}, Mc ${now.concurrency}`);
-    const target = now.target === null ? "" : ` of ${metric(now.target)}`;
+    const target = now.target === null ? "" : `, target ${Number(now.target.toPrecision(4))}`;
     replace(value, now.metric ? [h("b", {}, metric(now.latest)), ` ${now.metric}${target}`] : "not evaluated yet");
     replace(facts, fact("version", count(now.version)), fact("updates", count(now.merged)),
       fact("refused", count(now.refused)), fact("took", duration(now.seconds)),

@@ -6,6 +6,7 @@ import { h, pill, reason, replace, setText, table } from "./dom.js";
 import { count, duration } from "./format.js";
 
 const JOBS_ACROSS = 10; // of one slot, in the first view
+const STAGES = { owed: "to be handed out", queued: "waits in the queue", claimed: "with a trainer", delivered: "delivered", given_up: "given up" };
 const OUTCOMES = { merged: "blue", rejected: "red", abandoned: "orange" };
 
 export function timelineSection(id, rows) {
@@ -21,9 +22,11 @@ export function timelineSection(id, rows) {
     "aria-label": "Timeline of the slots. Left and right go through the jobs of a slot, up and down through the slots, Enter opens the manifest.",
   }, h("figcaption", {}, h("span", { class: "caption" }, "slots over the time since submission"), legend()), h("div", { class: "tall" }, place));
   const jobs = h("div");
+  const summary = h("summary", {}, "Open jobs");
+  const openJobs = h("details", {}, summary, jobs);
   const element = h("section", { "aria-labelledby": "slots" }, h("h2", { id: "slots" }, "Slots"), figure,
     h("div", { class: "buttons left" }, older, newer, latest), h("div", { class: "chosen" }, details, open),
-    h("details", {}, h("summary", {}, "Open jobs"), jobs));
+    openJobs);
   const chart = new Chart(place, {
     height: 200,
     data: null,
@@ -38,7 +41,10 @@ export function timelineSection(id, rows) {
       };
     },
   });
-  place.addEventListener("click", () => { if (chosen?.n) openManifest(id, chosen.n); });
+  place.addEventListener("click", (event) => {
+    if (chosen?.n && event.pointerType !== "touch") openManifest(id, chosen.n); // a finger points first
+  });
+  place.addEventListener("dblclick", () => { follows = true; show(); });
 
   function rowsShown() {
     return Math.max(1, view?.slots.length || view?.concurrency || 1);
@@ -64,6 +70,12 @@ export function timelineSection(id, rows) {
     chart.setHeight(44 + slots * (slots <= 12 ? 24 : slots <= 30 ? 14 : 8));
     chart.isZoomed = false;
     chart.setData([window_, [0, 0]]);
+  }
+
+  // New decisions leave a reader alone who looks at a part.
+  function showNew() {
+    if (chart.isZoomed) chart.plot.redraw(false);
+    else show();
   }
 
   async function move(share) {
@@ -173,7 +185,10 @@ export function timelineSection(id, rows) {
   }
 
   function showOpenJobs() {
-    const cells = view.slots.filter((slot) => slot.client).map((slot) => [String(slot.slot), slot.client, slot.pool ?? "", slot.stage ?? "open", slot.trainer ?? "-",
+    const failing = view.slots.filter((slot) => slot.error).length;
+    setText(summary, failing ? `Open jobs, ${count(failing)} of which failed before` : "Open jobs");
+    if (failing) openJobs.open = true;
+    const cells = view.slots.filter((slot) => slot.client).map((slot) => [String(slot.slot), slot.client, slot.pool ?? "", STAGES[slot.stage] ?? "open", slot.trainer ?? "-",
       slot.opened_at === null ? `in version ${count(slot.opened_version)}` : `at ${duration(slot.opened_at)}`, slot.failures ? count(slot.failures) : "", reason(slot.error)]);
     replace(jobs, cells.length ? table("Open jobs", [["slot", "number"], ["client", ""], ["pool", ""], ["stage", ""], ["trainer", ""], ["opened", "number"], ["failures", "number"], ["last error", "why"]], cells)
       : h("p", { class: "muted" }, "No job is open."));
@@ -182,10 +197,10 @@ export function timelineSection(id, rows) {
   let before = "";
   return {
     element,
-    addRows: show,
+    addRows: showNew,
     update(now) {
       view = now;
-      show();
+      showNew();
       const text = JSON.stringify(now.slots);
       if (text !== before) { before = text; showOpenJobs(); }
     },
@@ -220,7 +235,7 @@ function jobText(row) {
 
 function openText(slot) {
   const who = slot.trainer ? `${slot.client} on ${slot.trainer}` : slot.client;
-  return [h("b", {}, `slot ${slot.slot}, job ${slot.generation}: ${who}`), ` is open since ${duration(slot.opened_at)}`, slot.stage ? `, ${slot.stage}` : "",
+  return [h("b", {}, `slot ${slot.slot}, job ${slot.generation}: ${who}`), ` is open since ${duration(slot.opened_at)}`, slot.stage ? `, ${STAGES[slot.stage]}` : "",
     slot.error ? [". Its last error: ", reason(slot.error)] : "."];
 }
 
