@@ -5,17 +5,18 @@ WORKERS ?= 3
 BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 RABBITMQ := $(or $(wildcard /usr/lib/rabbitmq/bin/rabbitmq-server),$(shell command -v rabbitmq-server))
+CHROMIUM := $(firstword $(foreach name,chromium-headless-shell chromium chromium-browser google-chrome,$(shell command -v $(name))))
 # A Debian 13 with RabbitMQ 4, made once with debootstrap (0.5 GB).
 RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
 BENCH_LOG ?= $(HOME)/.cache/fedfa/bench-log
 
-.PHONY: help setup compiler rabbitmq demo test test-fast test-rabbit4 soak chaos bench-setup bench bench-long check chart \
+.PHONY: help setup compiler rabbitmq chromium demo test test-fast test-rabbit4 soak chaos bench-setup bench bench-long check chart \
 	images images-test format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-setup: $(VENV)/.installed rabbitmq  ## virtual environment and RabbitMQ
+setup: $(VENV)/.installed rabbitmq chromium  ## virtual environment, RabbitMQ, and a browser for the tests
 
 $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py shared/fedfa/kernel.c | compiler
 	$(PYTHON) -m venv $(VENV)
@@ -35,14 +36,22 @@ ifeq ($(RABBITMQ),)
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends rabbitmq-server
 endif
 
-demo: setup  ## train the digits federation on a real broker and a real bucket, then verify it
+# For the tests of the dashboard. Ubuntu has no such package; there playwright brings its own.
+chromium: | $(VENV)/.installed
+ifeq ($(CHROMIUM),)
+	$(SUDO) apt-get update -q
+	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium-headless-shell \
+		|| $(BIN)/playwright install --with-deps --only-shell chromium
+endif
+
+demo: $(VENV)/.installed rabbitmq  ## train the digits federation on a real broker and a real bucket, then verify it
 	$(BIN)/fedfa local run examples/digits.yaml --trainers 2 --jobs-per-trainer 4 --verify
 
 test: setup  ## the tests, on a real RabbitMQ and a real S3 server: faults, and 20,000 schedules
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(VENV)/.installed  ## the tests that need no server
-	$(BIN)/python -m pytest -m "not services" --schedules 2000
+	$(BIN)/python -m pytest -m "not services and not browser" --schedules 2000
 
 test-rabbit4: setup  ## the tests with servers, on RabbitMQ 4 in a Debian 13 root; as root
 	tests/rabbitmq4-root.sh $(RABBITMQ4_ROOT)

@@ -129,13 +129,8 @@ class HistoryReader:
     def _add(self, manifest: Manifest) -> None:
         if manifest.n == manifests.FIRST:
             self._born_at = manifest.at
-            self._clients = {at: slot.client for at, slot in enumerate(manifest.state.slots)}
-        for decision in manifest.decisions:
-            self._rows.append(
-                _row(manifest, decision.event, decision.version, decision.staleness, self._clients)
-            )
-            for opened in decision.opened:
-                self._clients[opened.job.slot] = opened.client
+            self._clients = clients_of(manifest)
+        self._rows += rows_of(manifest, self._clients)
         self._newest = manifest
 
     def _read_evaluations(self, readers: ThreadPoolExecutor) -> None:
@@ -179,6 +174,24 @@ def find_model(store: ObjectStore, federation: str, version: int) -> ModelRef:
             f"has no model of its own"
         )
     return model
+
+
+def clients_of(manifest: Manifest) -> dict[int, str]:
+    """Whom each slot is open for after a manifest: slot -> client, "" while it waits."""
+    return {at: slot.client for at, slot in enumerate(manifest.state.slots)}
+
+
+def rows_of(manifest: Manifest, clients: dict[int, str]) -> list[Row]:
+    """A manifest's decisions in order.
+
+    clients: clients_of the manifest before, which this brings up to date.
+    """
+    rows = []
+    for decision in manifest.decisions:
+        rows.append(_row(manifest, decision.event, decision.version, decision.staleness, clients))
+        for opened in decision.opened:
+            clients[opened.job.slot] = opened.client
+    return rows
 
 
 def _row(

@@ -106,12 +106,16 @@ def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> int:
     try:
         server = make_server(host, port, application, _ThreadingServer, _SilentHandler)
     except OSError as error:
-        raise Misconfigured(
-            f"cannot listen on {host}:{port}: {error.strerror}; "
-            "choose another FEDFA_HTTP_PORT or FEDFA_HTTP_HOST"
-        ) from error
+        raise cannot_listen(host, port, error) from error
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return int(server.server_port)
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> Misconfigured:
+    return Misconfigured(
+        f"cannot listen on {host}:{port}: {error.strerror}; "
+        "choose another FEDFA_HTTP_PORT or FEDFA_HTTP_HOST"
+    )
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):

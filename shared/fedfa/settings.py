@@ -158,7 +158,9 @@ def wrong_settings(kind: type[BaseSettings], error: ValidationError) -> list[str
             lines.append(problem["msg"].removeprefix("Value error, "))
             continue
         name = prefix + "_".join(str(part) for part in problem["loc"]).upper()
-        may_be_secret = any(word in name for word in ("ENDPOINT", "KEY", "PASSWORD", "URL"))
+        may_be_secret = any(
+            word in name for word in ("ENDPOINT", "KEY", "PASSWORD", "TOKEN", "URL")
+        )
         value = "" if may_be_secret else f" (got {problem['input']!r:.80})"
         field = kind.model_fields.get(str(problem["loc"][0]))
         purpose = f"; {field.description}" if field and field.description else ""

@@ -410,16 +410,28 @@ def load(path: Path, *, assignments: Sequence[str] = ()) -> FederationSpec:
     assignments change or add fields before the check, as in "rule.server_lr=2.0".
     """
     try:
-        fields = _read(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
     except FileNotFoundError:
         raise InvalidSpec(f"{path}: no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise InvalidSpec(f"{path}: cannot be read as YAML: {reason}") from error
-    if isinstance(fields, dict):  # otherwise the file is wrong, and no assignment mends it
+    except (UnicodeDecodeError, OSError) as error:
+        raise InvalidSpec(f"{path}: cannot be read as YAML: {_line(error)}") from error
+    return loads(text, source=str(path), assignments=assignments)
+
+
+def loads(text: str, *, source: str = "spec", assignments: Sequence[str] = ()) -> FederationSpec:
+    """`load` for YAML that is at hand; source names it in errors."""
+    try:
+        fields = _read(text)
+    except yaml.YAMLError as error:
+        raise InvalidSpec(f"{source}: cannot be read as YAML: {_line(error)}") from error
+    if isinstance(fields, dict):  # otherwise the text is wrong, and no assignment mends it
         for assignment in assignments:
             _assign(fields, assignment)
-    return parse(fields, source=str(path))
+    return parse(fields, source=source)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _assign(fields: Any, assignment: str) -> None:
@@ -434,8 +446,9 @@ def _assign(fields: Any, assignment: str) -> None:
     try:
         fields[last] = _read(text)
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise InvalidSpec(f"{assignment!r}: its value cannot be read as YAML: {reason}") from error
+        raise InvalidSpec(
+            f"{assignment!r}: its value cannot be read as YAML: {_line(error)}"
+        ) from error
 
 
 class _Loader(yaml.SafeLoader):

@@ -74,11 +74,11 @@ def summarize(history: History, *, now: float) -> Summary:
     num_merged, version = (state.num_merged, state.version) if state else (0, 0)
     progress, eta = None, None
     if not history.has_ended:
-        progress, eta = _towards(spec.stop, num_merged, version, seconds, rate)
+        progress, eta = towards(spec.stop, num_merged, version, seconds, rate)
     return Summary(
         federation=history.submission.federation,
         status=state.status if state else "waiting",
-        reason=state.reason if state else _waiting(spec, seconds),
+        reason=state.reason if state else waiting_for(spec, seconds),
         seconds=seconds,
         version=version,
         final_version=state.final_version if state else None,
@@ -92,7 +92,7 @@ def summarize(history: History, *, now: float) -> Summary:
         staleness_max=max(staleness, default=None),
         metric=metric,
         latest=measured[-1] if measured else None,
-        best=_best(measured, metric),
+        best=best_of(measured, metric),
         target=spec.stop.target.value if spec.stop.target else None,
         progress=progress,
         eta_seconds=eta,
@@ -107,7 +107,7 @@ def headline_of(reason: str) -> str:
     return " ".join(reason.partition("\n  File ")[0].split())
 
 
-def _waiting(spec: FederationSpec, seconds: float) -> str:
+def waiting_for(spec: FederationSpec, seconds: float) -> str:
     hint = "; the trainers' logs say why they hand it back" if seconds > PATIENCE_SECONDS else ""
     return f"for its first model, from a trainer that has the task {spec.task.name}{hint}"
 
@@ -147,7 +147,7 @@ def series(history: History, metric: str) -> list[Measured]:
     ]
 
 
-def _best(measured: list[Measured], metric: str | None) -> Measured | None:
+def best_of(measured: list[Measured], metric: str | None) -> Measured | None:
     sign = -1 if metric in LOWER_IS_BETTER else 1
     return max(measured, key=lambda one: sign * one.value, default=None)
 
@@ -170,7 +170,7 @@ def _rate(history: History, until: float) -> float:
     return num_recent / max(until - start, 1e-3)
 
 
-def _towards(
+def towards(
     stop: Stop, num_merged: int, version: int, seconds: float, rate: float
 ) -> tuple[float | None, float | None]:
     """(fraction done, seconds left) of the counted stop condition that is nearest."""

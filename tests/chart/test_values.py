@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
+from fedfa.dashboard import DashboardSettings
 from fedfa.settings import SECRETS_DIR, BrokerSettings, ServiceSettings, StoreSettings
 from fedfa_aggregator.settings import AggregatorSettings
 from fedfa_scheduler.settings import SchedulerSettings
@@ -50,6 +51,7 @@ def test_a_pod_can_be_given_every_setting_and_no_other(render: Render, component
         "settings": {"trainerTorchThreads": 2, "trainerTaskAllow": "mine.*"}
     }
     values["scheduler"]["settings"]["poolDownAfterSeconds"] = 600
+    values["scheduler"]["dashboard"] = {"tokenSecret": "dashboard"}
     values["aggregator"].setdefault("settings", {})["aggregatorMemoryMib"] = 2048
     objects = render(values)
     config = named(objects, "ConfigMap", f"{RELEASE}-{component}")["data"]
@@ -63,6 +65,8 @@ def test_a_pod_can_be_given_every_setting_and_no_other(render: Render, component
         for item in source["secret"]["items"]
     }
     known = variables(SERVICES[component]) | variables(BrokerSettings) | variables(StoreSettings)
+    if component == "scheduler":
+        known |= variables(DashboardSettings)
     given = {name for name in config.keys() | env if name.startswith("FEDFA_")} | files
     assert given - {SECRETS_DIR} == known - NOT_FOR_KUBERNETES
 
@@ -158,6 +162,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"aggregatr": {}}, "aggregatr"),
     ({"scheduler": {"settings": {"leaseTtl": 5}}}, "leaseTtl"),
     ({"scheduler": {"settings": {"leaseTtlSeconds": 0}}}, "leaseTtlSeconds"),
+    ({"scheduler": {"dashboard": {"token": "in the clear"}}}, "token"),
     ({"settings": {"logLevel": "LOUD"}}, "logLevel"),
     (with_pool(replicas=-1), "trainers/pools/0/replicas"),
     (with_pool(name="UPPER"), "trainers/pools/0/name"),

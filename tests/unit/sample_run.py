@@ -12,12 +12,13 @@ from fedfa import keys, ledger
 from fedfa.events import Abandoned, Decision, Job, Rejected
 from fedfa.history import find_model
 from fedfa.ledger import Ledger
-from fedfa.manifests import ModelRef
+from fedfa.manifests import Birth, ModelRef
 from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.store import ObjectStore
 from fedfa.tensors import canonical_json, encode, sha256
 from tests.unit.builders import ATTEMPT, birth, submitted, update, vector
 
+CLIENTS = birth()
 CREATED_AT = 1000.0  # of builders.submitted
 BORN_AT = 1002.0
 ABANDONED_AT = 5  # the decision of this number
@@ -25,10 +26,12 @@ REJECTED_EVERY = 7
 EVALUATED_EVERY = 5
 
 
-def write_sample_run(store: ObjectStore, name: str = "fed", **fields: Any) -> None:
+def write_sample_run(
+    store: ObjectStore, name: str = "fed", *, clients: Birth = CLIENTS, **fields: Any
+) -> None:
     """Run until the spec's stop; without one, 30 updates."""
     fields = {"stop": {"updates": 30}, "evaluation": {"every_versions": EVALUATED_EVERY}} | fields
-    held = born(store, name, **fields)
+    held = born(store, name, clients=clients, **fields)
     clock, draw = BORN_AT, random.Random(1)
     assert held.replica is not None
     waiting: list[tuple[float, int, int, float]] = []  # finished, slot, base version, started
@@ -46,10 +49,10 @@ def write_sample_run(store: ObjectStore, name: str = "fed", **fields: Any) -> No
             evaluate(store, name, replica.version, at=clock + 0.1)
 
 
-def born(store: ObjectStore, name: str, **fields: Any) -> Ledger:
+def born(store: ObjectStore, name: str, *, clients: Birth = CLIENTS, **fields: Any) -> Ledger:
     submission = submitted(name, **fields)
     store.create(keys.spec(name), submission.model_dump_json(by_alias=True).encode())
-    body = encode(vector(0), ledger.birth_metadata(birth()))
+    body = encode(vector(0), ledger.birth_metadata(clients))
     model = ModelRef(0, keys.model(name, 0, sha256(body)), sha256(body))
     store.put(model.key, body)
     certificate, start = ledger.birth_from(body)

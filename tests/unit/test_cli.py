@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -114,12 +116,10 @@ def test_the_schema_is_that_of_the_spec(fedfa: Fedfa) -> None:
     assert json.loads(fedfa("schema").stdout) == FederationSpec.model_json_schema()
 
 
-def test_neither_torch_nor_matplotlib_pika_or_boto3_is_imported_at_start() -> None:
+def test_what_is_slow_to_import_is_not_imported_at_start() -> None:
     # given
-    program = (
-        "import sys, fedfa.cli\n"
-        "print([m for m in ('torch', 'matplotlib', 'pika', 'boto3') if m in sys.modules])"
-    )
+    slow = ("torch", "matplotlib", "pika", "boto3", "starlette", "uvicorn")
+    program = f"import sys, fedfa.cli\nprint([m for m in {slow} if m in sys.modules])"
     # when
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     # then
@@ -410,3 +410,34 @@ def test_a_spark_line_rises_with_its_values() -> None:
     assert views.spark([0.0, 1.0]) == views.SPARKS[0] + views.SPARKS[-1]
     assert views.spark([1.0, 1.0]) == views.SPARKS[0] * 2
     assert len(views.spark([float(at) for at in range(500)])) == views.SPARK_WIDTH
+
+
+def test_the_dashboard_serves_a_folder_until_it_is_interrupted(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    # given
+    write_sample_run(store)
+    command = [sys.executable, "-m", "fedfa.cli", "dashboard", "--in", str(tmp_path / "bucket")]
+    environment = os.environ | {"FEDFA_DASHBOARD_TOKEN": "of no use for a folder"}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        url = serving.stdout.readline().split()[-1]
+        # when
+        with urllib.request.urlopen(f"{url}api/federations/fed", timeout=60) as answer:
+            view = json.load(answer)
+        with urllib.request.urlopen(f"{url}api/access", timeout=60) as answer:
+            access = json.load(answer)
+        serving.send_signal(signal.SIGINT)
+        # then
+        assert serving.wait(60) == 130
+    assert view["merged"] == 30
+    assert access == {"can_control": False, "is_allowed": False}
+
+
+def test_the_dashboards_token_is_long_or_refused_without_being_shown(fedfa: Fedfa) -> None:
+    ended = fedfa("dashboard", FEDFA_DASHBOARD_TOKEN="short-secret", FEDFA_S3_ENDPOINT="http://x")
+    assert ended.code == 2
+    assert "FEDFA_DASHBOARD_TOKEN: " in ended.stderr
+    assert "16" in ended.stderr
+    assert "short-secret" not in ended.stderr

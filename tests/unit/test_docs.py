@@ -16,6 +16,7 @@ import fedfa_aggregator.metrics
 import fedfa_scheduler.metrics
 import fedfa_trainer.metrics
 from fedfa import topology
+from fedfa.dashboard import DashboardSettings
 from fedfa.messages import AnyMessage
 from fedfa.settings import BrokerSettings, ServiceSettings, StoreSettings
 from fedfa.spec import RuleChoice
@@ -34,6 +35,7 @@ HEADINGS: dict[str, type[BaseSettings]] = {
     "Aggregator": AggregatorSettings,
     "Scheduler": SchedulerSettings,
     "Trainer": TrainerSettings,
+    "Dashboard (scheduler, `fedfa dashboard`)": DashboardSettings,
     "Broker (every process)": BrokerSettings,
     "Bucket (every process)": StoreSettings,
 }

@@ -189,7 +189,7 @@ AWS_CA_BUNDLE: /run/authorities/bucket/{{ $values.bucket.caKey }}
 {{- end }}
 {{- end }}
 
-{{- /* Takes (dict "root" $ "user" "trainer-gpu" "brokerSecret" own "bucketSecret" own). */ -}}
+{{- /* Takes (dict "root" $ "user" "trainer-gpu" "brokerSecret" own "bucketSecret" own "dashboard" own, or none). */ -}}
 {{- define "fedfa.secretVolumes" -}}
 {{- include "fedfa.checks" .root }}
 {{- $values := .root.Values }}
@@ -228,6 +228,14 @@ AWS_CA_BUNDLE: /run/authorities/bucket/{{ $values.bucket.caKey }}
               path: FEDFA_S3_ACCESS_KEY
             - key: {{ ternary "secretKey" $values.bucket.secretKeyKey $fromChart }}
               path: FEDFA_S3_SECRET_KEY
+      {{- end }}
+      {{- with .dashboard }}
+      {{- if .tokenSecret }}
+      - secret:
+          name: {{ .tokenSecret }}
+          items:
+            - {key: {{ .tokenKey }}, path: FEDFA_DASHBOARD_TOKEN}
+      {{- end }}
       {{- end }}
 {{- with $values.broker.tls.caSecret }}
 - name: broker-authority
@@ -376,7 +384,7 @@ spec:
           resources: {{- toYaml .resources | nindent 12 }}
           volumeMounts: {{- include "fedfa.secretMounts" .root | nindent 12 }}
       volumes:
-        {{- include "fedfa.secretVolumes" (dict "root" .root "user" .component "brokerSecret" $own.brokerSecret "bucketSecret" $own.bucketSecret) | nindent 8 }}
+        {{- include "fedfa.secretVolumes" (dict "root" .root "user" .component "brokerSecret" $own.brokerSecret "bucketSecret" $own.bucketSecret "dashboard" $own.dashboard) | nindent 8 }}
 {{- end }}
 
 {{- define "fedfa.serviceConfig" -}}

@@ -4,7 +4,9 @@ import secrets
 import signal
 import time
 
+from fedfa import dashboard
 from fedfa.broker import Consumer, Publisher
+from fedfa.dashboard import Control, DashboardSettings, Feed
 from fedfa.errors import FedfaError
 from fedfa.observability import (
     Pulse,
@@ -12,7 +14,7 @@ from fedfa.observability import (
     begin,
     end,
     ready,
-    serve_http,
+    settings_or_exit,
 )
 from fedfa.s3 import S3Store
 from fedfa.topology import BROADCAST_QUEUE, EVENTS_QUEUE
@@ -22,10 +24,13 @@ from fedfa_scheduler.service import PREFETCH, Scheduler, run
 from fedfa_scheduler.settings import SchedulerSettings
 
 OUTAGE_SECONDS = 5.0  # the loop itself tries again, and must go on listening
+DASHBOARD_READERS = 4
+DASHBOARD_SHARE = 0.2  # of one thread's time, for old manifests: the loop has the same interpreter
 
 
 def main() -> None:
     settings, broker_settings, store_settings = begin("scheduler", SchedulerSettings)
+    token = settings_or_exit(DashboardSettings).token
     outage_seconds = min(OUTAGE_SECONDS, store_settings.outage_seconds)
     reconnect_seconds = min(broker_settings.reconnect_max_seconds, settings.lease_ttl_seconds / 3)
     broker_settings = broker_settings.model_copy(
@@ -57,8 +62,19 @@ def main() -> None:
             "/open-jobs": scheduler.open_jobs,
             "/federations": scheduler.federations,
         }
-        serve_http(settings.http_host, settings.http_port, routes)
-        run(consumer, scheduler, pulse)
+        feed = Feed(
+            S3Store(store_settings.model_copy(update={"outage_seconds": outage_seconds})),
+            readers=DASHBOARD_READERS,
+            share=DASHBOARD_SHARE,
+            live=scheduler.shown_federations,
+        )
+        control = None if token is None else Control(token, scheduler.notice)
+        app = dashboard.application(feed, routes=routes, control=control)
+        dashboard.serve(app, settings.http_host, settings.http_port)
+        try:
+            run(consumer, scheduler, pulse)
+        finally:
+            feed.close()
         consumer.close()
         publisher.close()
     except FedfaError as error:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from fedfa import history, keys, manifests
@@ -108,6 +109,7 @@ class Scheduler:
         self._troubles: dict[str, str] = {}  # federation -> what is wrong with its objects
         self._gone: set[str] = set()  # uids whose manifests were deleted, and whose spec is there
         self._shown: tuple[Any, Any] | None = None  # what HTTP threads see
+        self._noticed: SimpleQueue[str] = SimpleQueue()  # what HTTP threads changed
 
     def turn(self, delivery: Delivery | None, *, epoch: int, is_active: bool) -> None:
         """One delivery, or none for a while, and everything that is due.
@@ -137,6 +139,8 @@ class Scheduler:
                 self._fleet.drained(now)
             if delivery is not None:
                 self._receive(delivery)
+            while not self._noticed.empty() and not self._is_resting:
+                self._meet(self._noticed.get())
             if now >= self._reconcile_at and not self._is_resting:
                 self._reconcile(is_idle=delivery is None)
             self._do_what_is_due()
@@ -423,6 +427,15 @@ class Scheduler:
         metrics.show(self._fleet)
         listed = status.federations(self._fleet, self._clock(), troubles=self._troubles)
         self._shown = (status.open_jobs(self._fleet), listed)
+
+    def notice(self, submitted: Submitted) -> None:
+        """From any thread: look soon at what was submitted or asked to stop."""
+        self._noticed.put(submitted.federation)
+
+    def shown_federations(self) -> list[dict[str, Any]]:
+        """What federations() shows, and nothing while this is a standby."""
+        shown = self._shown
+        return [] if shown is None else list(shown[1])
 
     def open_jobs(self) -> Answer:
         """For autoscaling. 503 while it is a standby or did not look yet: nobody scales by that."""

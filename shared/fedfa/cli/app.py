@@ -9,6 +9,7 @@ import typer
 from fedfa import __version__
 from fedfa.cli import console
 from fedfa.cli.control import stop, submit
+from fedfa.cli.dashboard import dashboard
 from fedfa.cli.dlq import app as dlq
 from fedfa.cli.doctor import doctor
 from fedfa.cli.local import app as local
@@ -54,7 +55,9 @@ def schema() -> None:
     print(json.dumps(FederationSpec.model_json_schema(), indent=2))
 
 
-for command in (submit, status, watch, stop, report, export, verify, simulate, paper, doctor):
+for command in (submit, status, watch, dashboard, stop, report, export, verify):
+    app.command()(command)
+for command in (simulate, paper, doctor):
     app.command()(command)
 app.add_typer(dlq, name="dlq")
 app.add_typer(local, name="local")

@@ -40,12 +40,13 @@ def store(folder: Path | None = None) -> ObjectStore:
     return DirectoryStore(folder)
 
 
-def store_settings() -> StoreSettings:
-    return _read(CommandStoreSettings)
+def store_settings(**given: str) -> StoreSettings:
+    """given: what the command line says in place of the environment."""
+    return read(CommandStoreSettings, **given)
 
 
 def broker_settings() -> BrokerSettings:
-    return _read(BrokerSettings)
+    return read(BrokerSettings)
 
 
 def publish(message: AnyMessage, settings: BrokerSettings) -> None:
@@ -59,8 +60,9 @@ def publish(message: AnyMessage, settings: BrokerSettings) -> None:
         publisher.close(flush_seconds=0)
 
 
-def _read(kind: type[S]) -> S:
+def read(kind: type[S], **given: str) -> S:
+    """Settings of the environment. Raises Misconfigured with a line for each wrong one."""
     try:
-        return kind()
+        return kind(**given)
     except ValidationError as error:
         raise Misconfigured("; ".join(wrong_settings(kind, error))) from error

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from functools import partial
+import webbrowser
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,6 +41,11 @@ Data = Annotated[
     ),
 ]
 
+Open = Annotated[
+    bool,
+    typer.Option("--open", help="open the dashboard in a browser, and leave all up until Ctrl-C"),
+]
+
 
 # Python may lose a KeyboardInterrupt, in an import or a callback: whoever waits asks this too.
 _must_end = threading.Event()
@@ -60,6 +66,7 @@ def run(
     pretrained: results.Pretrained = False,
     verify: Annotated[bool, typer.Option("--verify", help="replay and compare it all")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave all up until Ctrl-C")] = False,
+    open: Open = False,
 ) -> None:
     """Train a spec with private servers and services, then write report and model.
 
@@ -85,6 +92,7 @@ def run(
             store = stack.store()
             submitted = submission.submit(store, checked, federation)
             console.say(f"{federation}: {control.describe(checked)}")
+            _show_dashboard(stack, federation, open=open)
             control.tell_scheduler(submitted, stack.broker_settings(), "submitted")
             history = observe.follow(
                 HistoryReader(store, federation), tend=partial(_supervise, stack)
@@ -98,7 +106,7 @@ def run(
                 to = folder / "pretrained"
                 allowed = control.allowed_modules(checked)
                 console.say(results.export_pretrained(store, federation, to, allowed))
-            if keep:
+            if keep or open:
                 _stay(stack)
     except KeyboardInterrupt:
         console.error(f"{federation}: interrupted; all processes are stopped")
@@ -107,7 +115,9 @@ def run(
 
 
 @app.command()
-def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) -> None:
+def up(
+    trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None, open: Open = False
+) -> None:
     """Start servers and services and print how to point `fedfa` at them; Ctrl-C ends all."""
     stack = _stack(
         data,
@@ -116,7 +126,15 @@ def up(trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None) ->
         task_allow=os.environ.get(control.TASK_ALLOW, ""),
     )
     with stack:
+        _show_dashboard(stack, open=open)
         _stay(stack)
+
+
+def _show_dashboard(stack: "LocalStack", federation: str = "", *, open: bool) -> None:
+    url = stack.dashboard_url(federation)
+    console.say(f"dashboard: {url}")
+    if open:
+        webbrowser.open(url)
 
 
 def _stack(data: Path | None, **options: Any) -> "LocalStack":

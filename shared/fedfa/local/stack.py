@@ -6,6 +6,7 @@ one; a service that dies is started again by `supervise`, as Kubernetes would.
 """
 
 import os
+import secrets
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ from fedfa.store import ObjectStore, from_settings
 
 SERVICE_START_SECONDS = 90.0
 RESTARTS_PER_MINUTE = 6
+TOKEN = "FEDFA_DASHBOARD_TOKEN"
 STORE_VARIABLES = ("FEDFA_S3_ENDPOINT", "FEDFA_S3_BUCKET")
 
 
@@ -60,6 +62,7 @@ class LocalStack:
         self._lease_ttl_seconds = lease_ttl_seconds
         self._task_allow = task_allow
         self._environment = dict(os.environ)
+        self._dashboard_token = os.environ.get(TOKEN) or secrets.token_urlsafe(16)
         self._needs_broker = not os.environ.get("FEDFA_AMQP_URL")
         self._needs_bucket = not any(os.environ.get(name) for name in STORE_VARIABLES)
         self._service_environments: dict[str, dict[str, str]] = {}
@@ -85,6 +88,11 @@ class LocalStack:
         """The FEDFA_* variables that point any process at this stack's broker and bucket."""
         names = ("FEDFA_AMQP_", "FEDFA_S3_")
         return {key: self._environment[key] for key in self._environment if key.startswith(names)}
+
+    def dashboard_url(self, federation: str = "") -> str:
+        """The scheduler's page, with the token that lets its reader start and stop."""
+        port, token = self.http_ports["scheduler"], self._dashboard_token
+        return f"http://127.0.0.1:{port}/#/{federation}?token={token}"
 
     def broker_settings(self) -> BrokerSettings:
         if self.rabbitmq is None:
@@ -211,8 +219,12 @@ class LocalStack:
         self.wait_until_up()
 
     def _service_variables(self, service: str) -> dict[str, str]:
-        lease = {"FEDFA_LEASE_TTL_SECONDS": f"{self._lease_ttl_seconds:g}"}
-        return lease if service == "scheduler" else {}
+        if service != "scheduler":
+            return {}
+        return {
+            "FEDFA_LEASE_TTL_SECONDS": f"{self._lease_ttl_seconds:g}",
+            TOKEN: self._dashboard_token,
+        }
 
     def _add_service(self, name: str, variables: dict[str, str]) -> None:
         self.http_ports[name] = free_port()

@@ -1,0 +1,391 @@
+"""A federation as the page draws it: one JSON value, a few tens of kilobytes at most.
+
+Made from a Follower alone. Times are seconds since submission, except created_at (unix).
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+import yaml
+
+from fedfa.dashboard.bounded import ClientTotals, TrainerTotals
+from fedfa.dashboard.follower import Follower, Mark
+from fedfa.history import Evaluation
+from fedfa.spec import FederationSpec
+from fedfa.summary import (
+    RATE_SECONDS,
+    Measured,
+    best_of,
+    leading_metric,
+    towards,
+    waiting_for,
+)
+
+MOST_METRICS = 8
+MOST_CLIENTS = 100  # those that were served least
+MOST_SLOTS = 200
+CURVE = 100  # points of the clients' curve
+BUCKETS = 80  # of the rate
+
+Json = dict[str, Any]
+
+
+def view_of(follower: Follower, *, live: Json | None = None, now: float = 0.0) -> Json:
+    """live: what the scheduler knows of it (an entry of /federations), where there is one.
+
+    now: unix seconds; they matter only before the first model.
+    """
+    submission, newest = follower.submission, follower.newest
+    spec, created_at = submission.spec, submission.created_at
+    state = newest.state if newest else None
+    marks = follower.curve()
+    until = newest.at if newest else created_at
+    evaluations = follower.evaluations.values()
+    metric = leading_metric(spec.stop, evaluations)
+    measured = _series(evaluations, metric, created_at) if metric else []
+    rate = _rate_now(follower)
+    version, merged = (state.version, state.num_merged) if state else (0, 0)
+    progress = eta = None
+    if state is None or state.status == "running":
+        progress, eta = towards(spec.stop, merged, version, until - created_at, rate)
+    return {
+        "id": submission.federation,
+        "uid": submission.uid,
+        "created_at": created_at,
+        "status": state.status if state else "waiting",
+        "reason": state.reason if state else waiting_for(spec, now - created_at),
+        "messages": _messages(live),
+        "task": spec.task.name,
+        "rule": spec.rule.name,
+        "window": getattr(spec.rule, "window", None),
+        "concurrency": spec.concurrency,
+        "seconds": round(until - created_at, 3),
+        "version": version,
+        "final_version": state.final_version if state else None,
+        "manifest": newest.n if newest else None,
+        "decisions": state.num_decisions if state else 0,
+        "merged": merged,
+        "rejected": state.num_rejected if state else 0,
+        "abandoned": state.num_abandoned if state else 0,
+        "waiting_slots": sum(not slot.is_open for slot in state.slots) if state else 0,
+        "updates_per_second": round(rate, 4),
+        "progress": progress,
+        "eta_seconds": eta,
+        "metric": metric,
+        "latest": _measured(measured[-1]) if measured else None,
+        "best": _measured(best_of(measured, metric)),
+        "target": spec.stop.target.model_dump() if spec.stop.target else None,
+        "evaluation_error": _failure(follower),
+        "metrics": _metrics(evaluations, metric, created_at),
+        "versions": {
+            "seconds": [round(mark.at - created_at, 3) for mark in marks],
+            "version": [mark.version for mark in marks],
+            "per_minute": _rates(marks, created_at),
+        },
+        "staleness": _staleness(follower),
+        "slots": _slots(follower, live),
+        "trainers": _trainers(follower, live),
+        "pools": _pools(follower),
+        "clients": _clients(follower),
+        "bytes": _bytes(follower),
+        "notable": [
+            {
+                "n": row.n,
+                "at": round(row.at - created_at, 3),
+                "outcome": row.outcome,
+                "client": row.client,
+                "slot": row.slot,
+                "generation": row.generation,
+                "trainer": row.trainer,
+                "version": row.version,
+                "reason": row.reason,
+            }
+            for _, _, row in reversed(follower.totals.notable)
+        ],
+        "coverage": round(follower.coverage, 4),
+        "is_drawable": follower.is_drawable,
+    }
+
+
+def spec_text(spec: FederationSpec) -> str:
+    """The spec as YAML that can be submitted again."""
+    return yaml.safe_dump(spec.model_dump(mode="json", exclude_none=True), sort_keys=False)
+
+
+def brief_metrics(evaluations: list[Evaluation], spec: FederationSpec) -> Json:
+    """A federation's headline metric, small, for the list."""
+    metric = leading_metric(spec.stop, evaluations)
+    points = [each.metrics[metric] for each in evaluations if metric and metric in each.metrics]
+    return {
+        "metric": metric,
+        "latest": points[-1] if points else None,
+        "target": spec.stop.target.value if spec.stop.target else None,
+        "spark": [_short(value) for value in points],
+    }
+
+
+def _series(evaluations: list[Evaluation], metric: str, created_at: float) -> list[Measured]:
+    return [
+        Measured(each.version, each.metrics[metric], each.at - created_at)
+        for each in evaluations
+        if metric in each.metrics
+    ]
+
+
+def _measured(point: Measured | None) -> Json | None:
+    if point is None:
+        return None
+    return {"version": point.version, "value": point.value, "seconds": round(point.seconds, 3)}
+
+
+def _metrics(evaluations: list[Evaluation], metric: str | None, created_at: float) -> Json:
+    measured = [each for each in evaluations if each.metrics]
+    names = {name for each in measured for name in each.metrics}
+    ordered = sorted(names, key=lambda name: (name != metric, name))[:MOST_METRICS]
+    return {
+        "version": [each.version for each in measured],
+        "seconds": [round(each.at - created_at, 3) for each in measured],
+        "values": {
+            name: [
+                _short(each.metrics[name]) if name in each.metrics else None for each in measured
+            ]
+            for name in ordered
+        },
+    }
+
+
+def _short(value: float) -> float | None:
+    """JSON has no infinity, and six digits are more than a screen shows."""
+    return float(f"{value:.6g}") if abs(value) < float("inf") else None
+
+
+def _rate_now(follower: Follower) -> float:
+    """Merged updates a second: over the whole run once it is over, else over its last minute."""
+    newest, born_at = follower.newest, follower.born_at
+    if newest is None or born_at is None:
+        return 0.0
+    marks = follower.marks.values()
+    start = born_at if newest.state.status != "running" else max(born_at, newest.at - RATE_SECONDS)
+    before = [mark for mark in marks if mark.at <= start]
+    since = before[-1] if before else Mark(born_at, 0, 0, 0)
+    return (newest.state.num_merged - since.merged) / max(newest.at - since.at, 1e-3)
+
+
+def _rates(marks: list[Mark], created_at: float) -> Json:
+    """Versions per minute in buckets of one width, from the versions at their edges."""
+    if len(marks) < 5:
+        return {"seconds": [], "rate": []}
+    start, end = marks[0].at, marks[-1].at
+    num = min(BUCKETS, max(2, len(marks) // 5))
+    width = (end - start) / num
+    if width <= 0:
+        return {"seconds": [], "rate": []}
+    edges = [start + width * at for at in range(num + 1)]
+    levels = list(_levels(marks, edges))
+    return {
+        "seconds": [round(edge - created_at + width / 2, 3) for edge in edges[:-1]],
+        "rate": [round((b - a) / width * 60, 3) for a, b in pairwise(levels)],
+    }
+
+
+def _levels(marks: list[Mark], times: list[float]) -> Iterable[float]:
+    """The version at each time, in between marks on a line."""
+    at = 0
+    for time in times:
+        while at + 2 < len(marks) and marks[at + 1].at < time:
+            at += 1
+        left, right = marks[at], marks[at + 1]
+        share = (time - left.at) / max(right.at - left.at, 1e-9)
+        yield left.version + min(1.0, max(0.0, share)) * (right.version - left.version)
+
+
+def _staleness(follower: Follower) -> Json:
+    histogram = follower.totals.staleness
+    mean = histogram.sum / histogram.total if histogram.total else None
+    return {
+        "width": histogram.width,
+        "counts": histogram.counts,
+        "mean": None if mean is None else round(mean, 3),
+        "max": histogram.max,
+    }
+
+
+def _failure(follower: Follower) -> Json | None:
+    failed, latest = follower.evaluations.failed, follower.evaluations.latest
+    if failed is None or (latest is not None and latest.version > failed.version):
+        return None
+    return {"version": failed.version, "error": failed.error}
+
+
+def _messages(live: Json | None) -> list[str]:
+    """Complaints, and what failed of the work that takes no slot."""
+    if live is None:
+        return []
+    names = {"init": "the first model", "evaluate": "an evaluation"}
+    failures = [
+        f"{names[job['task']]} failed: {job['error']}"
+        for job in live["jobs"]
+        if job["task"] in names and job["error"]
+    ]
+    return [*live["messages"], *failures]
+
+
+def _leases(live: Json | None) -> list[Json]:
+    return list(live["jobs"]) if live else []
+
+
+def _slots(follower: Follower, live: Json | None) -> list[Json]:
+    if follower.newest is None:
+        return []
+    created_at = follower.submission.created_at
+    pools = (
+        {client.name: client.pool for client in follower.birth.clients} if follower.birth else {}
+    )
+    leases = {
+        (each["slot"], each["generation"]): each
+        for each in _leases(live)
+        if each["task"] == "train"
+    }
+    shown = []
+    for number, slot in enumerate(follower.newest.state.slots[:MOST_SLOTS]):
+        lease = leases.get((number, slot.generation), {})
+        since = follower.openings.since(number, slot.generation)
+        shown.append(
+            {
+                "slot": number,
+                "generation": slot.generation,
+                "client": slot.client,
+                "pool": pools.get(slot.client),
+                "opened_version": slot.opened_at,
+                "opened_at": None if since is None else round(since - created_at, 3),
+                "stage": lease.get("stage"),
+                "trainer": lease.get("trainer"),
+                "failures": lease.get("failures", 0),
+                "error": lease.get("error"),
+            }
+        )
+    return shown
+
+
+def _busy(trainer: TrainerTotals, until: float, coverage: float) -> float:
+    """The share of its time that it trained; what was not read is taken to be like the rest."""
+    span = max(until - trainer.first_started, 1e-9)
+    return round(min(1.0, trainer.busy_seconds / max(coverage, 1e-9) / span), 4)
+
+
+def _trainers(follower: Follower, live: Json | None) -> list[Json]:
+    if follower.newest is None:
+        return []
+    created_at = follower.submission.created_at
+    pools = (
+        {client.name: client.pool for client in follower.birth.clients} if follower.birth else {}
+    )
+    now: dict[str, list[str]] = {}
+    for each in _leases(live):
+        if each["trainer"] and each["stage"] == "claimed":
+            what = each["client"] if each["task"] == "train" else each["task"]
+            now.setdefault(each["trainer"], []).append(what)
+    found = follower.totals.trainers
+    names = sorted(found.keys() | now.keys())
+    shown = []
+    for name in names:
+        totals = found.get(name)
+        shown.append(
+            {
+                "name": name,
+                "pool": pools.get(totals.client) if totals else None,
+                "merged": totals.merged if totals else 0,
+                "refused": totals.refused if totals else 0,
+                "busy": _busy(totals, follower.newest.at, follower.coverage) if totals else None,
+                "last_at": round(totals.last_at - created_at, 3) if totals else None,
+                "now": now.get(name, []),
+            }
+        )
+    return shown
+
+
+def _pools(follower: Follower) -> list[Json]:
+    if follower.newest is None or follower.birth is None:
+        return []
+    totals, state = follower.totals, follower.newest.state
+    pool_of = {client.name: client.pool for client in follower.birth.clients}
+    shown = {
+        pool: {
+            "name": pool,
+            "clients": 0,
+            "merged": 0,
+            "refused": 0,
+            "open": 0,
+            "trainers": 0,
+            "busy": None,
+            "down": pool in state.pools and state.pools[pool].down,
+        }
+        for pool in sorted(set(pool_of.values()))
+    }
+    for name, pool in pool_of.items():
+        client = totals.clients.get(name, ClientTotals())
+        shown[pool]["clients"] += 1
+        shown[pool]["merged"] += client.merged
+        shown[pool]["refused"] += client.refused
+    for slot in state.slots:
+        if slot.client in pool_of:
+            shown[pool_of[slot.client]]["open"] += 1
+    busy: dict[str, list[float]] = {}
+    for trainer in totals.trainers.values():
+        if trainer.client in pool_of:
+            share = _busy(trainer, follower.newest.at, follower.coverage)
+            busy.setdefault(pool_of[trainer.client], []).append(share)
+    for pool, shares in busy.items():
+        shown[pool]["trainers"] = len(shares)
+        shown[pool]["busy"] = round(sum(shares) / len(shares), 4)
+    return list(shown.values())
+
+
+def _clients(follower: Follower) -> Json:
+    if follower.newest is None or follower.birth is None:
+        return {"count": 0, "mean": None, "starved": 0, "curve": [], "rows": []}
+    totals, state = follower.totals.clients, follower.newest.state
+    every = [(totals.get(client.name, ClientTotals()), client) for client in follower.birth.clients]
+    every.sort(key=lambda each: (each[0].merged, each[1].name))
+    merged = [each.merged for each, _ in every]
+    mean = sum(merged) / len(merged)
+    least = mean - 3 * sqrt(mean)  # fewer than that is rare where all have the same chance
+    last = len(merged) - 1
+    picks = range(min(CURVE, len(merged)))
+    return {
+        "count": len(every),
+        "mean": round(mean, 3),
+        "starved": sum(count < least for count in merged),
+        "curve": [merged[at * last // max(1, len(picks) - 1)] for at in picks],
+        "rows": [
+            {
+                "name": client.name,
+                "pool": client.pool,
+                "examples": client.num_examples,
+                "merged": counted.merged,
+                "refused": counted.refused,
+                "last_version": counted.last_version,
+                "starved": counted.merged < least,
+                "set_aside": client.name in state.set_aside,
+            }
+            for counted, client in every[:MOST_CLIENTS]
+        ],
+    }
+
+
+def _bytes(follower: Follower) -> Json | None:
+    """Computed from the tensors' sizes; headers and repeated tries are not in it."""
+    if follower.newest is None or follower.birth is None:
+        return None
+    size, state = follower.birth.template.size_bytes, follower.newest.state
+    updates = state.num_merged + state.num_rejected
+    share = (follower.newest.n + 1) / max(1, follower.totals.manifests)
+    return {
+        "model": size,
+        "updates_stored": updates * size,
+        "models_read": updates * size,
+        "updates_read": updates * size,
+        "models_stored": round(follower.totals.models * share) * size,
+    }
