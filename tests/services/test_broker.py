@@ -494,7 +494,7 @@ def test_counts_tell_ready_messages_and_consumers(
 
     for consumer in consumers:
         consumer.close()
-    assert publisher.counts(queue.name) == (3, 0)
+    wait_for(lambda: publisher.counts(queue.name) == (3, 0))
 
 
 def test_a_broker_short_of_memory_holds_publishers_back_but_not_acks(

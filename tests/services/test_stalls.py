@@ -124,7 +124,7 @@ def test_a_trainer_told_to_end_hands_back_what_does_not_fit(here: World) -> None
 def test_an_aggregator_told_to_end_finishes_its_commit(here: World) -> None:
     # given one in the middle of a commit
     name = here.running("told-to-end-too")
-    here.restart("aggregator", **{failpoints.VARIABLE: "commit.before_manifest=stop"})
+    here.restart("aggregator", **{failpoints.VARIABLE: "commit.before_manifest@1=stop"})
     wait_for(lambda: here.is_frozen("aggregator"), seconds=60)
     number = here.number(name)
     # when
