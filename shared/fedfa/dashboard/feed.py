@@ -24,7 +24,7 @@ from fedfa.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5  # between two looks at the bucket
+LOOK_SECONDS = 0.4  # between two looks at the bucket
 WATCHED_SECONDS = 20.0  # after the last question
 CLOSE_SECONDS = 2.0  # for what is being read
 MOST_FOLLOWED = 8  # federations kept in memory

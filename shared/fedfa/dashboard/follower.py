@@ -25,7 +25,7 @@ POINTS = 400  # of a curve
 SAMPLE = 400  # manifests
 NEWEST = 250  # manifests that are read one after the other at the first look
 ROWS = 600
-CHUNK = 64  # manifests between two looks at how far it is
+CHUNK = 32  # manifests between two looks at how far it is
 MOST_BEHIND = 5_000  # manifests; whoever is further behind begins anew
 
 
