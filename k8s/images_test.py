@@ -12,6 +12,7 @@ each with a port of its own, and their secrets are a folder. Everything else is 
 import argparse
 import json
 import os
+import resource
 import secrets
 import shutil
 import subprocess
@@ -77,6 +78,7 @@ def main() -> None:
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="fedfa-images-")))
         folder.chmod(0o755)
+        os.environ.setdefault("CONTAINERS_CONF", str(containers_conf(folder)))
         Trial(folder, options.registry, options.tag, cleanup).run()
 
 
@@ -317,6 +319,23 @@ class Trial:
             for line in lines
             if line.startswith("fedfa_jobs_released_total")
         )
+
+
+def containers_conf(folder: Path) -> Path:
+    """podman asks for more open files than this process may have, and is refused."""
+    limits = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
+    hard = {name: resource.getrlimit(number)[1] for name, number in limits.items()}
+    ulimits = [f"{name}={most}:{most}" for name, most in hard.items()]
+    lines = ["[containers]", f"default_ulimits = {json.dumps(ulimits)}"]
+    lines += [
+        "[engine]",
+        'runtime = "runc"',
+        'cgroup_manager = "cgroupfs"',
+        'events_logger = "file"',
+    ]
+    path = folder / "containers.conf"
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 def container_of(component: str) -> str:

@@ -29,5 +29,12 @@ aggregator | cli)
     install ".[$1]"
     /opt/fedfa/bin/python -c 'from fedfa.kernel import kernel; assert kernel.name == "compiled", kernel.name'
     ;;
+trainer)
+    install ".[trainer]"
+    if ! /opt/fedfa/bin/python -c 'import torchvision' 2> /dev/null; then
+        echo "torchvision does not belong to this torch, and is removed: transformers would import it too" >&2
+        /opt/build/bin/pip --python /opt/fedfa/bin/python uninstall --yes torchvision
+    fi
+    ;;
 *) install ".[$1]" ;;
 esac
