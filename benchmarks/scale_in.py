@@ -25,7 +25,7 @@ from typing import Any
 
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
-from fedfa.federation import Merged, job_of
+from fedfa.events import Merged, job_of
 from fedfa.local.stack import LocalStack
 from fedfa.replay import verify
 from fedfa.spec import parse
