@@ -1,6 +1,6 @@
 """What an update and a start cost as the model, the window, the clients and the log grow.
 
-    python benchmarks/scale.py --log-folder ~/.cache/fedfa/log      after make bench-setup
+    python benchmarks/scale.py --log-folder ~/.cache/fedfa/bench-log    after make bench-setup
 
 A real aggregator on a private RabbitMQ and SeaweedFS, and one federation that is played: its window
 is filled, updates are announced one at a time, then a new process takes over. Everything but the
