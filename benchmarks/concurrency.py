@@ -28,7 +28,7 @@ DELIVERERS = 8
 LOOK_SECONDS = 0.005
 SHARE, RATE = "mean running / Mc", "updates/s"
 BASELINE = "fedavg"
-RULES = {
+RULES: dict[str, dict[str, object]] = {
     "fedfa-delta": {"name": "fedfa-delta", "window": 5},
     "fedbuff, refill at flush": {"name": "fedbuff", "window": 4, "refill": "at_flush"},
     BASELINE: {"name": "fedavg"},

@@ -15,6 +15,7 @@ from results import Group, options, write
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
 from fedfa.delays import delay_seconds
+from fedfa.history import HistoryReader
 from fedfa.local.stack import LocalStack
 from fedfa.spec import Delay, parse
 from fedfa.store import ObjectStore
@@ -24,7 +25,6 @@ ID = "crew"
 JOB_SECONDS = 1.0
 DELAY = Delay(distribution="pareto", shape=100.0, unit_seconds=JOB_SECONDS)  # hardly a tail
 RATE, SHARE = "updates/s", "of the limit"
-WARM_UPDATES = 2  # of each trainer, before the clock starts
 
 
 def main() -> None:
@@ -51,11 +51,12 @@ def main() -> None:
         mean_delay = sum(
             delay_seconds(DELAY, seed=submitted.spec.seed, client=name) for name in clients(store)
         ) / (4 * most)
+        history = HistoryReader(store, ID)
         for number in sorted(given.trainers):
             for _ in range(number - sum(name.startswith("trainer") for name in stack.processes)):
                 stack.add_trainer()
             stack.wait_until_up()
-            await_merged(store, merged(store) + WARM_UPDATES * number)
+            await_everyone(history, {name for name in stack.processes if "trainer" in name})
             before, started = merged(store), time.perf_counter()
             time.sleep(given.seconds)
             rate = (merged(store) - before) / (time.perf_counter() - started)
@@ -82,6 +83,12 @@ def merged(store: ObjectStore) -> int:
 def await_merged(store: ObjectStore, number: int) -> None:
     while merged(store) < number:
         time.sleep(0.1)
+
+
+def await_everyone(history: HistoryReader, trainers: set[str]) -> None:
+    """Until each has delivered once: its task is loaded, its model built."""
+    while trainers - {row.trainer for row in history.refresh().rows}:
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from measure import template
 from played import Played, numbers
 from results import Group, options, write
-from stage import AGGREGATOR, SCHEDULER, Stage, wait
+from stage import AGGREGATOR, SCHEDULER, Stage, received, wait
 from trainers import Trainers, percentile
 
 from fedfa import submission
@@ -141,7 +141,7 @@ def floor(stage: Stage, samples: int) -> Iterator[float]:
         started = time.perf_counter()
         for _ in range(2):
             publisher.publish(message, route)
-            wait(lambda: [delivery.ack() for delivery in consumer.ready()])
+            wait(lambda: received(consumer))
         stage.store.upload("floor/model", parts, digest=digest)
         yield (time.perf_counter() - started) * 1e3
 

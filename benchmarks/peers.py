@@ -34,9 +34,9 @@ class Peer:
     """A process of one environment, which runs its cases when it is told to."""
 
     def __init__(self, name: str, arrays: Path, shapes: Path, window: int) -> None:
-        command = [str(python(name)), __file__, name, str(arrays), str(shapes), str(window)]
+        self._command = [str(python(name)), __file__, name, str(arrays), str(shapes), str(window)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.cases: list[str] = json.loads(self._answer())
 
@@ -54,7 +54,7 @@ class Peer:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"{self._process.args}: ended with code {self._process.wait()}")
+            sys.exit(f"{self._command}: ended with code {self._process.wait()}")
         return line
 
 
@@ -80,19 +80,17 @@ def setup() -> None:
 
 
 def flower(window: list[Tensors]) -> dict[str, Case]:
-    from flwr.server.strategy.aggregate import aggregate
-
+    aggregate = importlib.import_module("flwr.server.strategy.aggregate").aggregate
     results = [(list(tensors.values()), 10) for tensors in window]
     return {"Flower: aggregate()": lambda: aggregate(results)}
 
 
 def nvflare(window: list[Tensors]) -> dict[str, Case]:
-    from nvflare.app_common.aggregators.weighted_aggregation_helper import (
-        WeightedAggregationHelper,
-    )
+    package = "nvflare.app_common.aggregators"
+    module = importlib.import_module(f"{package}.weighted_aggregation_helper")
 
     def of(updates: list[dict[str, object]]) -> Case:
-        helper = WeightedAggregationHelper()
+        helper = module.WeightedAggregationHelper()
 
         def run() -> object:
             for number, update in enumerate(updates):
@@ -127,13 +125,12 @@ def appfl(window: list[Tensors]) -> dict[str, Case]:
     for name in ("Base", "FedAsync", "FedBuff"):
         module = importlib.import_module(f"{package}.{name.lower()}_aggregator")
         setattr(parent, f"{name}Aggregator", getattr(module, f"{name}Aggregator"))
-    from omegaconf import OmegaConf
-
+    configuration = importlib.import_module("omegaconf").OmegaConf
     updates = [torch_tensors(each) for each in window]
 
     def of(*, optimize_memory: bool) -> Case:
         fields = {"K": len(window), "num_clients": len(window), "optimize_memory": optimize_memory}
-        aggregator = parent.FedBuffAggregator(None, OmegaConf.create(fields))
+        aggregator = parent.FedBuffAggregator(None, configuration.create(fields))
 
         def run() -> None:
             for number, update in enumerate(updates):

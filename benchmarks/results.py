@@ -38,9 +38,14 @@ class Figure:
 
     def __str__(self) -> str:
         if len(self.samples) == 1:
-            return f"{self.median:.4g}"
-        low, high = self.quartiles
-        return f"{self.median:.3g} ({low:.3g}-{high:.3g})"
+            return _short(self.median)
+        low, high = map(_short, self.quartiles)
+        return f"{_short(self.median)} ({low}-{high})"
+
+
+def _short(value: float) -> str:
+    """Three digits, and no exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 @dataclass(frozen=True, slots=True)

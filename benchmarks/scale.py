@@ -1,6 +1,6 @@
 """What an update and a start cost as the model, the window, the clients and the log grow.
 
-    python benchmarks/scale.py --log-folder ~/.cache/fedfa/log      after make bench-setup
+    python benchmarks/scale.py --log-folder ~/.cache/fedfa/bench-log    after make bench-setup
 
 A real aggregator on a private RabbitMQ and SeaweedFS, and one federation that is played: its window
 is filled, updates are announced one at a time, then a new process takes over. Everything but the
@@ -31,6 +31,7 @@ from fedfa.spec import parse
 from fedfa.store import ObjectStore
 from fedfa.tensors import Template, Tensor, canonical_json, file_parts, sha256
 from fedfa.topology import BROADCAST_QUEUE, UPDATES
+from fedfa_aggregator.views import window_size
 
 SLOTS = 4
 SMALL_FLOATS, SMALL_WINDOW, SMALL_CLIENTS = 112_000, 5, 100  # 0.45 MB: 45 MB is 100 times more
@@ -124,7 +125,7 @@ def cost(stage: Stage, played: Played, num_updates: int) -> dict[str, list[float
         publisher.publish(init, UPDATES)
         wait(lambda: received(heard))
         results[BIRTH] = [time.perf_counter() - started]
-    for _ in range(played.submitted.spec.rule.window + 1):
+    for _ in range(window_size(played.submitted.spec) + 1):
         announce(publisher, heard, [next_update(played)])
     milliseconds, cpu = [], 0.0
     for _ in range(num_updates):
@@ -178,7 +179,7 @@ def write_log(store: ObjectStore, played: Played, versions: int) -> Manifest:
 
     Only what a reader of the newest state needs has files: the last model and its window.
     """
-    window = played.submitted.spec.rule.window
+    window = window_size(played.submitted.spec)
     number = versions + window - 1  # the first updates only fill the window
     last: Manifest | None = None
     with ThreadPoolExecutor(WRITERS) as writers:
@@ -251,7 +252,7 @@ def merged(played: Played, federation: Federation, digest: str) -> tuple[Federat
         train_seconds=0.1,
         delay_seconds=0.0,
     )
-    will_step = len(federation.state.window) + 1 >= played.submitted.spec.rule.window
+    will_step = len(federation.state.window) + 1 >= window_size(played.submitted.spec)
     return step(federation, Merged(update, norm=1.0, step_norm=1.0 if will_step else None))
 
 

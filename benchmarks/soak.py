@@ -35,6 +35,7 @@ from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FederationSpec, KeepBounded, Submitted, parse
 from fedfa.topology import BROADCAST_QUEUE
+from fedfa_aggregator.views import window_size
 
 SLOTS = 16
 ROW_EVERY = 500
@@ -179,7 +180,7 @@ def bounds(submitted: Submitted, version: int) -> tuple[int, int]:
     assert isinstance(policy, KeepBounded)
     milestones = 1 + version // policy.keep_every if policy.keep_every else 0
     models = policy.keep_last + milestones + retention.WAITING_KEPT + 3
-    updates = policy.keep_last * spec.limits.max_batch + spec.rule.window + 2 * spec.concurrency
+    updates = policy.keep_last * spec.limits.max_batch + window_size(spec) + 2 * spec.concurrency
     return models, updates
 
 
