@@ -8,14 +8,17 @@ import typer
 
 from fedfa import __version__
 from fedfa.cli import console
+from fedfa.cli.compare import compare
 from fedfa.cli.control import stop, submit
 from fedfa.cli.dlq import app as dlq
 from fedfa.cli.doctor import doctor
 from fedfa.cli.local import app as local
+from fedfa.cli.new import new
 from fedfa.cli.observe import status, watch
 from fedfa.cli.paper import paper
 from fedfa.cli.results import export, report, verify
 from fedfa.cli.simulate import simulate
+from fedfa.cli.track import track
 from fedfa.errors import FedfaError
 from fedfa.spec import FederationSpec
 
@@ -54,7 +57,9 @@ def schema() -> None:
     print(json.dumps(FederationSpec.model_json_schema(), indent=2))
 
 
-for command in (submit, status, watch, stop, report, export, verify, simulate, paper, doctor):
+for command in (new, submit, status, watch, stop, report, compare, track, export, verify):
+    app.command()(command)
+for command in (simulate, paper, doctor):
     app.command()(command)
 app.add_typer(dlq, name="dlq")
 app.add_typer(local, name="local")
@@ -64,7 +69,7 @@ def main() -> None:
     # Outages are told once, in the error that ends a command, not for every try.
     logging.getLogger("fedfa").addHandler(logging.NullHandler())
     try:
-        app()
+        app(prog_name="fedfa")
     except FedfaError as error:
         console.error(str(error))
         raise SystemExit(EXIT_ERROR) from None
