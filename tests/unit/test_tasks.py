@@ -120,7 +120,7 @@ except UnknownTask as error:
     )
 
     assert done.returncode == 0, done.stderr
-    assert "cifar10 is installed but does not load: cifar10 needs the torchvision" in done.stdout
+    assert "cifar10 is installed but does not load: pictures need the torchvision" in done.stdout
     assert f"torch {torch.__version__} (operator torchvision::nms" in done.stdout
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from typing import Annotated
 
 import typer
@@ -68,6 +69,9 @@ app.add_typer(local, name="local")
 def main() -> None:
     # Outages are told once, in the error that ends a command, not for every try.
     logging.getLogger("fedfa").addHandler(logging.NullHandler())
+    # A task of one's own lies where the command is run; last, so that it hides no module's name.
+    if "" not in sys.path:
+        sys.path.append("")
     try:
         app(prog_name="fedfa")
     except FedfaError as error:

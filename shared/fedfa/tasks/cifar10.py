@@ -31,15 +31,6 @@ from fedfa.tasks.classification import TensorClassification
 from fedfa.tasks.data import place as placed
 from fedfa.tasks.vision import cnn, small_resnet18
 
-try:
-    from torchvision.models import ResNet, resnet18
-    from torchvision.models.resnet import BasicBlock
-except (ImportError, RuntimeError) as error:  # the second: it was built for another torch
-    raise ImportError(
-        f"cifar10 needs the torchvision that belongs to torch {torch.__version__} ({error}); "
-        "install both with one command from one index, both for CPU or both for CUDA"
-    ) from error
-
 NUM_CLASSES = 10
 MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, in 0..1
 STD = (0.2470, 0.2435, 0.2616)

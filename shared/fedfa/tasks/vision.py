@@ -1,13 +1,20 @@
 """Networks for images: torchvision's by name, its ResNet18 for small images, and LEAF's CNN."""
 
 import torch
-import torchvision
 from torch import nn
 from torch.func import functional_call
-from torchvision.models import ResNet, get_model, list_models, resnet18
-from torchvision.models.resnet import BasicBlock
 
 from fedfa.errors import InvalidSpec
+
+try:
+    from torchvision import models
+    from torchvision.models import ResNet, resnet18
+    from torchvision.models.resnet import BasicBlock
+except (ImportError, RuntimeError) as error:  # the second: it was built for another torch
+    raise ImportError(
+        f"pictures need the torchvision that belongs to torch {torch.__version__} ({error}); "
+        "install both with one command from one index, both for CPU or both for CUDA"
+    ) from error
 
 WITH_HELPERS = ("googlenet", "inception_v3")  # whose training has losses of its own
 
@@ -17,7 +24,7 @@ def by_name(name: str, num_classes: int, image_size: int) -> nn.Module:
 
     Raises InvalidSpec where there is none, or none for images of image_size x image_size.
     """
-    names = list_models(module=torchvision.models)
+    names = models.list_models(module=models)
     if name not in names:
         raise InvalidSpec(
             f"task.options.model: {name} is not in torchvision; there are: {', '.join(names)}"
@@ -30,7 +37,7 @@ def by_name(name: str, num_classes: int, image_size: int) -> nn.Module:
     elif name.startswith("maxvit_"):
         choice["input_size"] = (image_size, image_size)
     try:
-        model: nn.Module = get_model(name, weights=None, **choice)
+        model: nn.Module = models.get_model(name, weights=None, **choice)
         shapes = {at: tensor.to("meta") for at, tensor in model.state_dict().items()}
         picture = torch.empty(1, 3, image_size, image_size, device="meta")  # nothing is computed
         functional_call(model.eval(), shapes, (picture,))
