@@ -1,6 +1,7 @@
 """`fedfa compare`, `fedfa track`, completion, and `import fedfa` on runs that have ended."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,11 @@ def expected(runs: Path, name: str, metric: str) -> list[tuple[int, float]]:
     return [(point.version, point.value) for point in series(history(runs, name), metric)]
 
 
+def assert_same(points: list[tuple[int, float]], wanted: list[tuple[int, float]]) -> None:
+    assert [version for version, _ in points] == [version for version, _ in wanted]
+    assert dict(points) == pytest.approx(dict(wanted), rel=1e-6)
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_tensorboard_shows_the_logs_values(
     fedfa: Fedfa, runs: Path, tmp_path: Path, times: int
@@ -86,7 +92,7 @@ def test_tensorboard_shows_the_logs_values(
     shown.Reload()
     for metric in ("accuracy", "loss", "staleness"):
         points = [(event.step, event.value) for event in shown.Scalars(metric)]
-        assert points == pytest.approx(expected(runs, "short", metric), rel=1e-6)
+        assert_same(points, expected(runs, "short", metric))  # as float32
     last = history(runs, "short").evaluations[-1]
     assert shown.Scalars("accuracy")[-1].wall_time == last.at
 
@@ -109,7 +115,7 @@ def test_mlflow_shows_the_logs_values(
     for metric in ("accuracy", "loss", "staleness"):
         logged = client.get_metric_history(run.info.run_id, metric)
         points = sorted((each.step, each.value) for each in logged)
-        assert points == pytest.approx(expected(runs, "short", metric))
+        assert_same(points, expected(runs, "short", metric))
     last = history(runs, "short").evaluations[-1]
     assert run.data.metrics["accuracy"] == last.metrics["accuracy"]
 
@@ -132,6 +138,18 @@ def test_a_server_that_is_not_there_is_named(
 def test_commands_are_completed() -> None:
     done = as_process(_FEDFA_COMPLETE="complete_bash", COMP_WORDS="fedfa comp", COMP_CWORD="1")
     assert done.stdout.split() == ["compare"]
+
+
+@pytest.mark.parametrize("command", ["status", "verify"])
+def test_a_pipe_gets_no_live_drawing_even_where_colours_are_forced(
+    runs: Path, command: str
+) -> None:
+    coloured = as_process(command, "short", "--in", runs, FORCE_COLOR="1", TERM="xterm")
+    plain = as_process(command, "short", "--in", runs, FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
+    assert "\x1b[" in coloured.stdout
+    for done in (coloured, plain):
+        assert "\x1b[?25l" not in done.stdout + done.stderr  # hides the cursor, to draw anew
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain.stdout)
 
 
 # -- from Python -------------------------------------------------------------------------------
