@@ -1,12 +1,17 @@
 """Real data and real models of a few kilobytes, for tasks whose own are larger and elsewhere."""
 
+import csv
 import gzip
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
+from PIL import Image
+from pyarrow import parquet
 from transformers import BertConfig, BertForPreTraining, BertModel
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -96,3 +101,57 @@ def _images(num: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     labels = np.arange(num, dtype=np.uint8) % 10
     noise = np.random.default_rng(num).integers(0, 40, (num, 32, 32, 3))
     return (noise + 20 * labels[:, None, None, None]).astype(np.uint8), labels
+
+
+def write_pictures(folder: Path, *, clients: int = 3, each: int = 6, size: int = 20) -> Path:
+    """folder/client/class/number.png: red, green and blue pictures, `each` of a class."""
+    for client in range(clients):
+        for number, name in enumerate(("blue", "green", "red")):
+            place = folder / f"farm-{client}" / name
+            place.mkdir(parents=True)
+            noise = np.random.default_rng(10 * client + number).integers(
+                0, 60, (each, size, size, 3)
+            )
+            noise[..., 2 - number] += 150
+            for at, pixels in enumerate(noise.astype(np.uint8)):
+                Image.fromarray(pixels).save(place / f"{at}.png")
+    return folder
+
+
+def reviews(num: int, seed: int) -> list[dict[str, object]]:
+    """Rows of three shops, with the columns shop, review and verdict."""
+    texts, labels = sentences(num, seed)
+    return [
+        {"shop": f"shop-{at % 3}", "review": text, "verdict": ("negative", "positive")[label]}
+        for at, (text, label) in enumerate(zip(texts, labels, strict=True))
+    ]
+
+
+def flowers(num: int, seed: int) -> list[dict[str, object]]:
+    """Rows of three gardens, with the columns garden, height, width and kind (0, 1 or 2)."""
+    random = np.random.default_rng(seed)
+    rows: list[dict[str, object]] = []
+    for at in range(num):
+        kind = int(random.integers(3))
+        height, width = random.normal((100 * kind, -5 * kind), (10, 1))
+        garden = f"garden-{at % 3}"
+        rows.append({"garden": garden, "height": height, "width": width, "kind": kind})
+    return rows
+
+
+def write_table(file: Path, rows: list[dict[str, object]]) -> Path:
+    """By the suffix: CSV, JSON Lines or Parquet; the first two also gzipped."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), file)
+        return file
+    text = io.StringIO(newline="")
+    if ".csv" in file.suffixes:
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        text.writelines(json.dumps(row) + "\n" for row in rows)
+    body = text.getvalue().encode()
+    file.write_bytes(gzip.compress(body) if file.suffix == ".gz" else body)
+    return file

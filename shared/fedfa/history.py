@@ -20,6 +20,7 @@ from fedfa.store import ObjectStore
 from fedfa.submission import submitted
 
 READERS = 16  # parallel reads of small objects
+FINAL_EVALUATION_SECONDS = 60.0  # how long an ended federation may take to be evaluated
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,16 @@ class HistoryReader:
         ]
         for evaluation in readers.map(lambda key: read_evaluation(self._store, key), unread):
             self._evaluations[evaluation.version] = evaluation
+
+
+def is_over(history: History, *, now: float) -> bool:
+    """Whether it has ended and nothing more is to be expected from it. now: unix seconds."""
+    state = history.state
+    if state is None or state.status == "running":
+        return False
+    evaluated = any(one.version == state.final_version for one in history.evaluations)
+    is_evaluated = evaluated or state.final_version is None or state.status == "failed"
+    return is_evaluated or now > history.at + FINAL_EVALUATION_SECONDS
 
 
 def read_evaluation(store: ObjectStore, key: str) -> Evaluation:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedfa.history import Evaluation, History
+from fedfa.history import Evaluation, History, Row
 from fedfa.spec import FederationSpec, Stop
 
 RATE_SECONDS = 60.0  # updates per second are counted over this long
@@ -56,6 +56,7 @@ class Summary:
     eta_seconds: float | None
     metrics: dict[str, float]  # all of the newest evaluation
     refusal: str | None  # why the newest rejected or abandoned job was refused
+    refused: str | None  # which job that was, and whose
     evaluation_error: str | None  # why the newest evaluation has no metrics
 
     def as_json(self) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def summarize(history: History, *, now: float) -> Summary:
     measured = series(history, metric) if metric else []
     rate = _rate(history, until)
     num_merged, version = (state.num_merged, state.version) if state else (0, 0)
+    refusal = _newest_refusal(history)
     progress, eta = None, None
     if not history.has_ended:
         progress, eta = towards(spec.stop, num_merged, version, seconds, rate)
@@ -97,9 +99,16 @@ def summarize(history: History, *, now: float) -> Summary:
         progress=progress,
         eta_seconds=eta,
         metrics=_newest_metrics(history.evaluations),
-        refusal=_newest_refusal(history),
+        refusal=refusal.reason if refusal else None,
+        refused=_whose(refusal) if refusal else None,
         evaluation_error=history.evaluations[-1].error if history.evaluations else None,
     )
+
+
+def code_of(reason: str) -> str:
+    """The lines of code that a task's own error brings along, "" without any."""
+    _, found, code = reason.partition("\n  File ")
+    return f"  File {code}" if found else ""
 
 
 def headline_of(reason: str) -> str:
@@ -112,9 +121,13 @@ def waiting_for(spec: FederationSpec, seconds: float) -> str:
     return f"for its first model, from a trainer that has the task {spec.task.name}{hint}"
 
 
-def _newest_refusal(history: History) -> str | None:
-    refused = (row.reason for row in reversed(history.rows) if row.outcome in REFUSED)
-    return next(refused, None)
+def _newest_refusal(history: History) -> Row | None:
+    return next((row for row in reversed(history.rows) if row.outcome in REFUSED), None)
+
+
+def _whose(row: Row) -> str:
+    where = f" on {row.trainer}" if row.trainer else ""
+    return f"{row.client}, job {row.slot}-{row.generation}{where}"
 
 
 def metric_names(history: History) -> list[str]:

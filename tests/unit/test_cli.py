@@ -6,19 +6,17 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
 from fedfa import keys, submission
-from fedfa.cli import main, observe, results, views
+from fedfa.cli import observe, results, views
 from fedfa.errors import Misconfigured, NotFound
-from fedfa.history import HistoryReader, find_model
+from fedfa.history import HistoryReader, find_model, is_over
 from fedfa.ledger import read_model
-from fedfa.local.processes import free_port
 from fedfa.manifests import birth_of
 from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore
@@ -26,65 +24,8 @@ from fedfa.submission import ID, new_id
 from fedfa.summary import Summary, headline_of, summarize
 from fedfa.tensors import canonical_json
 from tests.unit.builders import submitted
+from tests.unit.commands import Fedfa, as_process, assert_one_line, nowhere
 from tests.unit.sample_run import born, write_sample_run
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    stdout: str
-    stderr: str
-
-
-Fedfa = Callable[..., Ended]
-
-
-@pytest.fixture
-def fedfa(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fedfa:
-    """Run the command in this process, with nothing of FEDFA_* but what is given."""
-
-    def run(*arguments: object, **environment: str) -> Ended:
-        for name in [name for name in os.environ if name.startswith("FEDFA_")]:
-            monkeypatch.delenv(name)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", ["fedfa", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
-
-
-def as_process(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "fedfa.cli", *map(str, arguments)],
-        env=dict(os.environ) | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-def nowhere() -> dict[str, str]:
-    """Settings of servers that do not exist."""
-    return {
-        "FEDFA_S3_ENDPOINT": f"http://127.0.0.1:{free_port()}",
-        "FEDFA_S3_ACCESS_KEY": "a",
-        "FEDFA_S3_SECRET_KEY": "b",
-        "FEDFA_S3_OUTAGE_SECONDS": "0.2",
-    }
-
-
-def assert_one_line(done: Ended, *parts: str) -> None:
-    """The command ended with 2 and one line on stderr, no traceback, that holds these parts."""
-    assert done.code == 2, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    for part in parts:
-        assert part in done.stderr
 
 
 @pytest.fixture
@@ -338,8 +279,8 @@ def test_a_federation_is_over_when_its_last_version_is_evaluated(store: Director
     running = HistoryReader(store, "running").refresh()
     ended = HistoryReader(store, "fed").refresh()
     # when, then
-    assert not observe.is_over(running)
-    assert observe.is_over(ended)
+    assert not is_over(running, now=1e9)
+    assert is_over(ended, now=0)
     assert observe.exit_code(ended) == 0
 
 

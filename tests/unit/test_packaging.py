@@ -78,7 +78,7 @@ def imported_by(package: str) -> set[str]:
         ("boto3", "shared/fedfa/s3.py"),
         ("botocore", "shared/fedfa/s3"),
         ("msgpack", "shared/fedfa/messages.py"),
-        ("torchvision", "shared/fedfa/tasks/cifar10.py"),
+        ("torchvision", "shared/fedfa/tasks/vision.py"),
     ],
 )
 def test_one_place_alone_knows_each_foreign_api(package: str, home: str) -> None:

@@ -17,7 +17,7 @@ from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.spec import load as load_spec
 from fedfa.spec import parse
 from fedfa.store import from_settings
-from fedfa.tasks import cifar10
+from fedfa.tasks import cifar10, vision
 from fedfa.tasks.base import clients_of, load, task_names
 from fedfa.tasks.digits import Digits
 
@@ -120,7 +120,7 @@ except UnknownTask as error:
     )
 
     assert done.returncode == 0, done.stderr
-    assert "cifar10 is installed but does not load: cifar10 needs the torchvision" in done.stdout
+    assert "cifar10 is installed but does not load: pictures need the torchvision" in done.stdout
     assert f"torch {torch.__version__} (operator torchvision::nms" in done.stdout
 
 
@@ -384,7 +384,7 @@ def test_cifar10_is_the_papers_resnet18_on_normalised_images(tmp_path):
 
 
 def test_the_export_of_resnet18_loads_with_torchvision():
-    ours = cifar10.small_resnet18(64)
+    ours = vision.small_resnet18(64, 10)
     theirs = resnet18(num_classes=10)
     theirs.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
 
@@ -412,7 +412,7 @@ def test_cifar10_has_models_for_a_cpu(tmp_path, options, num_parameters):
 
 
 def test_a_narrow_resnet_starts_with_the_spread_of_the_wide_one():
-    wide, narrow = cifar10.small_resnet18(64), cifar10.small_resnet18(16)
+    wide, narrow = vision.small_resnet18(64, 10), vision.small_resnet18(16, 10)
     for name, module in wide.named_modules():
         if isinstance(module, nn.Conv2d) and name != "conv1":  # the stem is ours in both
             fan = module.out_channels * module.kernel_size[0] ** 2

@@ -8,7 +8,7 @@ import pytest
 from fedfa.errors import Cancelled, InvalidData
 from fedfa.manifests import Manifest
 from fedfa.messages import EvalJob, InitModel, JobStarted, ModelReady, TrainJob
-from fedfa_trainer.failures import MAX_CHARACTERS, explain
+from fedfa.tracebacks import MAX_CHARACTERS, explain
 from fedfa_trainer.held import Held, Phase, is_ahead, is_closed
 from tests.unit.builders import DIGEST, UID, federation
 

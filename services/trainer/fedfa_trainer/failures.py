@@ -1,14 +1,10 @@
-"""Failures of jobs: what to tell about one, and what many of them tell about this process."""
+"""Failures of jobs: what many of them tell about this process."""
 
-import traceback
 from dataclasses import dataclass, field
 
 from fedfa.errors import FedfaError, InvalidTensors
 from fedfa.messages import ModelReady
 
-MAX_CHARACTERS = 3_000
-MAX_HEADLINE = 1_000
-MAX_FRAMES = 8
 BROKEN_AFTER = 5  # clients in a row
 
 
@@ -61,24 +57,3 @@ class Failures:
         streak.clients.add(client)
         succeeds = streak.others_succeed or uid in self._has_worked
         return succeeds and len(streak.clients) >= BROKEN_AFTER
-
-
-def explain(error: BaseException) -> str:
-    """What went wrong, and for the task's own errors the last frames of where."""
-    if isinstance(error, FedfaError):
-        return _printable(str(error))[:MAX_CHARACTERS]
-    headline = "".join(traceback.format_exception_only(error)).strip()
-    text = _printable(headline)[:MAX_HEADLINE]
-    frames = [_printable(frame) for frame in traceback.format_tb(error.__traceback__)]
-    kept: list[str] = []
-    room = MAX_CHARACTERS - len(text) - 1
-    for frame in reversed(frames[-MAX_FRAMES:]):
-        if len(frame) > room:
-            break
-        kept.insert(0, frame)
-        room -= len(frame)
-    return "\n".join([text, "".join(kept)]).rstrip()
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", errors="replace").decode()

@@ -7,7 +7,8 @@ from fedfa.errors import BrokerUnavailable, Cancelled, Misconfigured
 from fedfa.failpoints import reach
 from fedfa.messages import JobFailed, JobReleased, JobStarted
 from fedfa.topology import BROADCAST, EVENTS
-from fedfa_trainer.failures import Diverged, explain
+from fedfa.tracebacks import explain
+from fedfa_trainer.failures import Diverged
 from fedfa_trainer.held import Held
 from fedfa_trainer.work import Worker
 

@@ -2,21 +2,25 @@
 
 import json
 import logging
+import sys
 from typing import Annotated
 
 import typer
 
 from fedfa import __version__
 from fedfa.cli import console
+from fedfa.cli.compare import compare
 from fedfa.cli.control import stop, submit
 from fedfa.cli.dashboard import dashboard
 from fedfa.cli.dlq import app as dlq
 from fedfa.cli.doctor import doctor
 from fedfa.cli.local import app as local
+from fedfa.cli.new import new
 from fedfa.cli.observe import status, watch
 from fedfa.cli.paper import paper
 from fedfa.cli.results import export, report, verify
 from fedfa.cli.simulate import simulate
+from fedfa.cli.track import track
 from fedfa.errors import FedfaError
 from fedfa.spec import FederationSpec
 
@@ -55,7 +59,19 @@ def schema() -> None:
     print(json.dumps(FederationSpec.model_json_schema(), indent=2))
 
 
-for command in (submit, status, watch, dashboard, stop, report, export, verify):
+for command in (
+    new,
+    submit,
+    status,
+    watch,
+    dashboard,
+    stop,
+    report,
+    compare,
+    track,
+    export,
+    verify,
+):
     app.command()(command)
 for command in (simulate, paper, doctor):
     app.command()(command)
@@ -66,8 +82,11 @@ app.add_typer(local, name="local")
 def main() -> None:
     # Outages are told once, in the error that ends a command, not for every try.
     logging.getLogger("fedfa").addHandler(logging.NullHandler())
+    # A task of one's own lies where the command is run; last, so that it hides no module's name.
+    if "" not in sys.path:
+        sys.path.append("")
     try:
-        app()
+        app(prog_name="fedfa")
     except FedfaError as error:
         console.error(str(error))
         raise SystemExit(EXIT_ERROR) from None

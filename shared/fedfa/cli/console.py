@@ -9,9 +9,19 @@ from rich.text import Text
 PIPE_WIDTH = 300  # a table that goes into a file or a pipe is not folded to fit a screen
 
 out = Console(highlight=False)
-if not out.is_terminal:
-    out.width = PIPE_WIDTH
 err = Console(stderr=True, highlight=False)
+
+
+def is_screen(console: Console) -> bool:
+    """Whether somebody watches, so that what was drawn may be drawn anew.
+
+    rich also calls a pipe a terminal, where FORCE_COLOR asks for colours.
+    """
+    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+
+
+if not is_screen(out):
+    out.width = PIPE_WIDTH
 
 
 def say(text: str, style: str = "") -> None:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from fedfa import connections, submission
 from fedfa import spec as specs
-from fedfa import submission
-from fedfa.cli import connections, console
-from fedfa.errors import FedfaError, InvalidInput, InvalidSpec
+from fedfa.cli import console
+from fedfa.errors import InvalidInput, InvalidSpec
 from fedfa.messages import MAX_TEXT_CHARACTERS
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FedAsync, FedAvg, FederationSpec, Submitted
@@ -33,6 +33,12 @@ Assignments = Annotated[
         metavar="FIELD=VALUE",
         help="change a field of the spec, as in rule.server_lr=2.0; may be repeated",
         show_default=False,
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--in", help="a folder of simulated runs, instead of the bucket", show_default=False
     ),
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="the federation", show_default=False)]
@@ -70,14 +76,8 @@ def stop(
 
 
 def tell_scheduler(submitted: Submitted, broker: BrokerSettings, what: str) -> None:
-    """Send the hint. Without it the scheduler finds the object in the bucket by itself, later."""
-    try:
-        connections.publish(submission.start_message(submitted), broker)
-    except FedfaError as error:
-        console.warn(
-            f"{submitted.federation}: {what}, but the scheduler was not told ({error}); "
-            "it will find the request in the bucket by itself"
-        )
+    if trouble := connections.announce(submitted, broker):
+        console.warn(f"{submitted.federation}: {what}, but {trouble}")
 
 
 def installed_tasks() -> list[str]:

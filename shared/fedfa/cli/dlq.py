@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedfa import messages, topology
-from fedfa.cli import connections, console, views
+from fedfa import connections, messages, topology
+from fedfa.cli import console, views
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidInput, InvalidMessage
 from fedfa.messages import AnyMessage

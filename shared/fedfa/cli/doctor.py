@@ -6,7 +6,8 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from fedfa.cli import connections, console
+from fedfa import connections
+from fedfa.cli import console
 from fedfa.cli.observe import Json
 
 STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}

@@ -5,8 +5,8 @@ import os
 import signal
 import threading
 import time
-from functools import partial
 import webbrowser
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any

@@ -9,18 +9,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedfa import manifests, submission
-from fedfa.cli import EXIT_INTERRUPTED, connections, console, views
-from fedfa.cli.connections import Folder
-from fedfa.cli.control import Id
+from fedfa import connections, manifests, submission
+from fedfa.cli import EXIT_INTERRUPTED, console, views
+from fedfa.cli.control import Folder, Id
 from fedfa.errors import FedfaError, Unavailable
-from fedfa.history import History, HistoryReader
+from fedfa.history import History, HistoryReader, is_over
 from fedfa.store import ObjectStore
 from fedfa.summary import Summary, headline_of, series, summarize
 
 LOOK_SECONDS = 0.5  # between two looks at the bucket
 LINE_SECONDS = 5.0  # between two lines where there is no terminal
-FINAL_EVALUATION_SECONDS = 60.0  # how long an ended federation may take to be evaluated
 EXIT_FAILED = 1
 
 Json = Annotated[bool, typer.Option("--json", help="for scripts: JSON on stdout")]
@@ -77,7 +75,7 @@ def follow(reader: HistoryReader, *, tend: Callable[[], list[str]] = list) -> Hi
 
     The lines that it returns are shown to the user.
     """
-    if not console.out.is_terminal:
+    if not console.is_screen(console.out):
         return _follow_in_lines(reader, tend)
     with Live(console=console.out, auto_refresh=False) as live:
         while True:
@@ -87,7 +85,7 @@ def follow(reader: HistoryReader, *, tend: Callable[[], list[str]] = list) -> Hi
             if history is not None:
                 summary = summarize(history, now=time.time())
                 live.update(_panel(history, summary, trouble), refresh=True)
-                if is_over(history):
+                if is_over(history, now=time.time()):
                     return history
             time.sleep(LOOK_SECONDS)
 
@@ -102,19 +100,9 @@ def follow_as_json(reader: HistoryReader) -> History:
             if now != before:
                 console.print_json(summarize(history, now=time.time()).as_json())
             before = now
-            if is_over(history):
+            if is_over(history, now=time.time()):
                 return history
         time.sleep(LOOK_SECONDS)
-
-
-def is_over(history: History) -> bool:
-    """Whether it has ended and nothing more is to be expected from it."""
-    state = history.state
-    if state is None or state.status == "running":
-        return False
-    evaluated = any(one.version == state.final_version for one in history.evaluations)
-    is_evaluated = evaluated or state.final_version is None or state.status == "failed"
-    return is_evaluated or time.time() > history.at + FINAL_EVALUATION_SECONDS
 
 
 def _follow_in_lines(reader: HistoryReader, tend: Callable[[], list[str]]) -> History:
@@ -123,7 +111,7 @@ def _follow_in_lines(reader: HistoryReader, tend: Callable[[], list[str]]) -> Hi
         for line in tend():
             console.say(line)
         history, trouble = _look(reader)
-        over = history is not None and is_over(history)
+        over = history is not None and is_over(history, now=time.time())
         if over or time.monotonic() > printed_at + LINE_SECONDS:
             text = trouble if history is None else _line(history, trouble)
             if text != shown:

@@ -100,7 +100,7 @@ def _make(folder: Path, runs: Sequence[Run], at_once: int) -> None:
         TextColumn("{task.percentage:.0f}%"),
         TimeRemainingColumn(),
         console=console.err,
-        disable=not console.err.is_terminal,
+        disable=not console.is_screen(console.err),
     )
     began = time.monotonic()
     with bar:

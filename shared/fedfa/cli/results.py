@@ -11,20 +11,17 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedfa import history as histories
-from fedfa import ledger, manifests, replay
-from fedfa.cli import connections, console
-from fedfa.cli.connections import Folder
-from fedfa.cli.control import TASK_ALLOW, Id
+from fedfa import connections, exports, manifests, replay
+from fedfa.cli import console
+from fedfa.cli.control import TASK_ALLOW, Folder, Id
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidInput, Misconfigured, NotFound
 from fedfa.events import Merged
+from fedfa.exports import Stored
 from fedfa.history import HistoryReader
-from fedfa.manifests import Birth, ModelRef
-from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.submission import submitted
-from fedfa.tensors import FlatModel, sha256
+from fedfa.tensors import sha256
 
 EXIT_MISMATCH = 1
 
@@ -92,7 +89,7 @@ def export(
 ) -> None:
     """Write a model as a safetensors file that any framework loads without FedFa."""
     path = out or default_folder(id, folder) / "model.safetensors"
-    stored = _stored(connections.store(folder), id, version)
+    stored = exports.stored(connections.store(folder), id, version)
     console.say(_write_model(stored, path))
     if pretrained:
         allowed = os.environ.get(TASK_ALLOW, "").split(",")
@@ -101,7 +98,7 @@ def export(
 
 def export_model(store: ObjectStore, federation: str, version: int | None, path: Path) -> str:
     """Write one version's model; returns what the file holds, for people."""
-    return _write_model(_stored(store, federation, version), path)
+    return _write_model(exports.stored(store, federation, version), path)
 
 
 def export_pretrained(
@@ -111,43 +108,12 @@ def export_pretrained(
 
     allowed: modules that the spec's "module:Class" may name.
     """
-    return _write_pretrained(_stored(store, federation, None), folder, allowed)
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One version's model, and what is known of where it came from."""
-
-    submission: Submitted
-    birth: Birth
-    reference: ModelRef
-    model: FlatModel
-
-
-def _stored(store: ObjectStore, federation: str, version: int | None) -> Stored:
-    submission = submitted(store, federation)
-    if version is None:
-        version = final_version(store, federation)
-    reference = histories.find_model(store, federation, version)
-    birth = manifests.birth_of(store, federation)
-    model = ledger.read_model(store, reference, birth.template)
-    return Stored(submission, birth, reference, model)
+    return _write_pretrained(exports.stored(store, federation, None), folder, allowed)
 
 
 def _write_model(stored: Stored, path: Path) -> str:
-    from safetensors.numpy import save
-
-    metadata = {
-        "federation": stored.submission.federation,
-        "uid": stored.submission.uid,
-        "version": str(stored.reference.version),
-        "digest": stored.reference.digest,  # of the object in the bucket
-        "task": stored.submission.spec.task.name,
-    }
-    body = save({tensor.name: array for tensor, array in stored.model.named()}, metadata)
     with writing("--out", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(body)
+        exports.write_model(stored, path)
     template = stored.birth.template
     is_partial = stored.birth.frozen_digest != sha256(b"")
     frozen = "; the task's frozen weights are not in it" if is_partial else ""
@@ -158,31 +124,9 @@ def _write_model(stored: Stored, path: Path) -> str:
 
 
 def _write_pretrained(stored: Stored, folder: Path, allowed: Sequence[str]) -> str:
-    try:
-        from fedfa.tasks.saving import save_pretrained  # imports torch
-    except ImportError as error:
-        raise Misconfigured(
-            f"--pretrained: {error}; install the trainer's packages, as in fedfa[trainer]"
-        ) from error
     with writing("--pretrained", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        save_pretrained(
-            stored.submission.spec,
-            stored.model,
-            stored.birth.frozen_digest,
-            folder,
-            allowed=allowed,
-        )
+        exports.write_pretrained(stored, folder, allowed)
     return f"pretrained: {folder}: as the model's own library loads it"
-
-
-def final_version(store: ObjectStore, federation: str) -> int:
-    """The version that a federation ended with, or its newest so far."""
-    newest = manifests.newest(store, federation)
-    if newest is None or newest.manifest.model is None:
-        raise NotFound(f"{federation}: has no model yet")
-    final = newest.manifest.state.final_version
-    return newest.manifest.model.version if final is None else final
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +188,7 @@ def verify_with_progress(store: ObjectStore, federation: str) -> Confirmed:
         TimeRemainingColumn(),
         console=console.err,
         transient=True,
-        disable=not console.err.is_terminal,
+        disable=not console.is_screen(console.err),
     )
     confirmed = Confirmed(federation, 0, None, 0, 0, 0, None)
     with bar:

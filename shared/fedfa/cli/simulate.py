@@ -10,9 +10,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedfa import bound as bounds
-from fedfa import manifests
+from fedfa import connections, manifests
 from fedfa import spec as specs
-from fedfa.cli import EXIT_INTERRUPTED, connections, console, control, observe, results, views
+from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidSpec, NotFound
@@ -161,12 +161,8 @@ def _tell_bound(compared: bounds.Bound) -> None:
 
 
 def _repeat(like: str, out: Path, *, workers: int | None, threads: int, json: bool) -> None:
-    folder = Path(like).resolve()
-    if (folder / "spec.json").is_file():
-        source, federation = connections.store(folder.parent), folder.name
-    else:
-        source, federation = connections.store(), like
-    if folder == (out / federation).resolve():
+    source, federation = connections.find_run(like)
+    if Path(like).resolve() == (out / federation).resolve():
         raise InvalidSpec(f"--out {out}: that is where the recorded run lies; choose another place")
     results.make_folder("--out", out)
     submission = submitted(source, federation)
@@ -216,7 +212,7 @@ def follow(running: Simulation, spec: FederationSpec, federation: str) -> None:
             begun_with = done if begun_with is None else begun_with
             text = _line(running, book.state, seconds)
             bar.update(task, completed=done, description=text)
-            if not console.err.is_terminal and now > printed_at + LINE_SECONDS:
+            if not console.is_screen(console.err) and now > printed_at + LINE_SECONDS:
                 printed_at, gained = now, done - begun_with
                 eta = (now - began) * (1 - done) / gained if gained > 0 else None
                 console.err.print(f"{text}  eta {views.duration(eta)}", soft_wrap=True)
@@ -230,7 +226,7 @@ def _bar() -> Progress:
         TimeRemainingColumn(),
         console=console.err,
         transient=True,
-        disable=not console.err.is_terminal,
+        disable=not console.is_screen(console.err),
     )
 
 

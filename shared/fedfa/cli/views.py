@@ -8,7 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedfa.summary import Measured, Summary, headline_of
+from fedfa.summary import Measured, Summary, code_of, headline_of
 
 STYLES = {
     "waiting": "yellow",
@@ -69,7 +69,9 @@ def panel(summary: Summary, values: Iterable[float] = (), *, note: str = "") -> 
     rows.add_row("speed", f"{summary.updates_per_second:.2f} updates/s")
     if summary.rejected or summary.abandoned:
         refused = f"{summary.rejected} rejected, {summary.abandoned} abandoned"
-        last = f"; the last: {headline_of(summary.refusal)}" if summary.refusal else ""
+        last = ""
+        if summary.refusal:
+            last = f"; the last, {summary.refused}: {headline_of(summary.refusal)}"
         rows.add_row("refused", Text(refused + last, "yellow"))
     if summary.evaluation_error:
         rows.add_row("evaluation", Text(headline_of(summary.evaluation_error), "yellow"))
@@ -89,11 +91,22 @@ def panel(summary: Summary, values: Iterable[float] = (), *, note: str = "") -> 
 
 
 def details(summary: Summary) -> RenderableType:
-    """`fedfa status ID`: the panel, and every metric of the newest evaluation."""
-    if not summary.metrics:
-        return panel(summary)
-    text = ", ".join(f"{name} {value:.4f}" for name, value in summary.metrics.items())
-    return Group(panel(summary), Text(f"newest evaluation: {text}", "dim"))
+    """`fedfa status ID`: the panel, the newest evaluation, and where a task's own code failed."""
+    parts = [panel(summary)]
+    if summary.metrics:
+        text = ", ".join(f"{name} {value:.4f}" for name, value in summary.metrics.items())
+        parts.append(Text(f"newest evaluation: {text}", "dim"))
+    failed = {  # by the lines of code: what is told twice is shown once
+        code_of(summary.reason): summary.federation,
+        code_of(summary.evaluation_error or ""): "evaluation",
+        code_of(summary.refusal or ""): summary.refused,
+    }
+    errors = (summary.refusal, summary.evaluation_error, summary.reason)
+    for code, whose in failed.items():
+        if code:
+            error = next(each for each in errors if each and code_of(each) == code)
+            parts.append(Text(f"{whose}: {headline_of(error)}\n{code}", "red"))
+    return Group(*parts)
 
 
 def _eta(summary: Summary) -> str:

@@ -151,7 +151,7 @@ def _quality(history: History) -> Figure:
         target = history.submission.spec.stop.target
         if target is not None and metric == headline(history):
             for axes in (over_time, over_versions):
-                _level(axes, target.value, f"target {target.value:g}", below=True)
+                level_line(axes, target.value, f"target {target.value:g}", below=True)
     rows[-1][0].set_xlabel("seconds since submission")
     rows[-1][1].set_xlabel("version")
     return figure
@@ -163,7 +163,7 @@ def _curve(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
     axes.set_xlim(left=0)
 
 
-def _level(axes: Axes, value: float, label: str, *, below: bool) -> None:
+def level_line(axes: Axes, value: float, label: str, *, below: bool) -> None:
     """A dashed line; its label stands below at the left, where a curve starts, or above."""
     axes.axhline(value, color=RED, linestyle=(0, (5, 3)), linewidth=1.3)
     axes.annotate(
@@ -216,7 +216,7 @@ def _trainers(history: History) -> Figure:
     times, counts = in_flight(history.rows, start)
     jobs.step(times, counts, where="post", color=BLUE, linewidth=1.2)
     jobs.fill_between(times, counts, step="post", color=BLUE, alpha=0.15, linewidth=0)
-    _level(jobs, concurrency, f"Mc = {concurrency}", below=False)
+    level_line(jobs, concurrency, f"Mc = {concurrency}", below=False)
     jobs.set(title="jobs in flight", xlabel="seconds since submission")
     jobs.set_xlim(0, max(history.at - start, 1e-3))
     jobs.set_ylim(0, max([concurrency, *counts]) * 1.2)

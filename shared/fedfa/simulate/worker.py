@@ -9,7 +9,6 @@ import math
 import os
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,16 +18,16 @@ from typing import Any
 import torch
 
 from fedfa import keys, ledger, manifests, modules, training
-from fedfa.errors import FedfaError, InvalidInput
+from fedfa.errors import InvalidInput
 from fedfa.manifests import Birth, ModelRef
 from fedfa.messages import UpdateReady
 from fedfa.randomness import prf
 from fedfa.store import DirectoryStore
 from fedfa.tasks import base as tasks
 from fedfa.tensors import FlatModel, Template, encode, sha256
+from fedfa.tracebacks import explain
 
 GRADIENT_BATCH = 500
-MAX_ERROR = 3_000
 
 Answer = dict[str, Any]
 
@@ -198,11 +197,19 @@ def main(
             if worker is None:
                 worker = Worker(DirectoryStore(root), federation, task_allow)
             answer = worker.carry_out(order)
-        except FedfaError as error:
-            answer = {"error": str(error)[:MAX_ERROR]}
-        except Exception:  # the task's code may raise anything
-            answer = {"error": traceback.format_exc()[-MAX_ERROR:]}
+        except (Exception, SystemExit) as error:  # the task's code may raise anything
+            answer = {"error": f"{_whose(order)}{explain(error)}"}
         channel.send(answer)
+
+
+def _whose(order: Answer) -> str:
+    """What a failed order was about, for people."""
+    match order:
+        case {"do": "train", "update": update}:
+            return f"{update['client']}, job {update['slot']}-{update['generation']}: "
+        case {"do": "evaluate", "model": model}:
+            return f"evaluation of version {model['version']}: "
+    return ""
 
 
 def _orders(channel: Connection) -> "SimpleQueue[Answer]":

@@ -1,11 +1,11 @@
-"""What a task is, how a trainer finds it, and a base for classification of in-memory tensors.
+"""What a task is, and how a trainer finds it.
 
 A task brings the model, the clients' data, the loss and the evaluation. It is named in the spec:
 an installed entry point of the group "fedfa.tasks", or "module:Class" where a trainer allows it.
 """
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,14 +14,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from pydantic import ValidationError
 from torch import nn
-from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from fedfa import spec as specs
 from fedfa.complaints import describe
-from fedfa.errors import InvalidData, InvalidSpec, UnknownTask
-from fedfa.partition import split
-from fedfa.randomness import prf
+from fedfa.errors import InvalidSpec, UnknownTask
 from fedfa.spec import FederationSpec
 
 Batch = tuple[torch.Tensor, ...]
@@ -29,7 +26,6 @@ Options = TypeVar("Options", bound=specs.Section)
 
 GROUP = "fedfa.tasks"
 METHODS = ("model", "clients", "shard", "loss", "evaluate")
-EVALUATION_BATCH = 500
 
 
 class Task(Protocol):
@@ -69,70 +65,6 @@ class Saving(Protocol):
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the model, whole or what was trained of it, as safetensors in a folder."""
         ...
-
-
-class TensorClassification:
-    """A task over tensors in memory: the spec's partition, cross-entropy, accuracy.
-
-    A subclass calls __init__ with its data and says what `network()` is.
-    """
-
-    def __init__(
-        self, spec: FederationSpec, *, train: tuple[torch.Tensor, torch.Tensor], test: Batch
-    ) -> None:
-        """train, test: (examples, labels), first dimension the same; labels int64."""
-        assert spec.clients is not None or spec.partition.kind == "natural"
-        self.spec = spec
-        self._train, self._test = train, test
-        shards = split(train[1].numpy(), spec.partition, spec.clients or 0, spec.seed)
-        self._shards = {
-            f"client-{number:04d}": torch.from_numpy(shard) for number, shard in enumerate(shards)
-        }
-
-    def network(self) -> nn.Module:
-        """A new model; torch's generator is seeded by the caller."""
-        raise NotImplementedError
-
-    def inputs(self, examples: torch.Tensor) -> torch.Tensor:
-        """What the model sees of a batch of examples: scale, normalise or augment here."""
-        return examples
-
-    def model(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(prf(self.spec.seed, "model"))
-            return self.network()
-
-    def clients(self) -> Mapping[str, int]:
-        return {client: len(indices) for client, indices in self._shards.items()}
-
-    def shard(self, client: str) -> TensorDataset:
-        if client not in self._shards:
-            raise InvalidData(f"{client}: no such client, there are {len(self._shards)}")
-        indices = self._shards[client]
-        return TensorDataset(*(column[indices] for column in self._train))
-
-    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        examples, labels = batch
-        return functional.cross_entropy(model(self.inputs(examples)), labels)
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        device = next(model.parameters()).device
-        return metrics(
-            (model(self.inputs(examples.to(device))), labels.to(device))
-            for examples, labels in zip(
-                *(torch.split(column, EVALUATION_BATCH) for column in self._test), strict=True
-            )
-        )
-
-
-def metrics(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
-    """Mean cross-entropy and accuracy over batches of scores (n, classes) and labels (n,)."""
-    loss, num_correct, num_examples = 0.0, 0, 0
-    for scores, labels in batches:
-        loss += functional.cross_entropy(scores, labels, reduction="sum").item()
-        num_correct += int((scores.argmax(1) == labels).sum())
-        num_examples += len(labels)
-    return {"loss": loss / num_examples, "accuracy": num_correct / num_examples}
 
 
 def options(spec: FederationSpec, schema: type[Options]) -> Options:
@@ -196,8 +128,16 @@ def _from_module(name: str, allowed: Sequence[str]) -> Any:
             "add it to the trainer's allowed task modules, or install it as an entry point"
         )
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is there, and its own imports fail: its author must see where
+        raise UnknownTask(
+            f"task.name: {name} does not load: {error}; installed tasks: {', '.join(task_names())}"
+        ) from error
+    try:
+        return getattr(found, attribute)
+    except AttributeError as error:
         raise UnknownTask(
             f"task.name: {name} does not load: {error}; installed tasks: {', '.join(task_names())}"
         ) from error

@@ -26,17 +26,10 @@ from torch import nn
 from fedfa.errors import InvalidData
 from fedfa.randomness import prf
 from fedfa.spec import FederationSpec, Section
-from fedfa.tasks.base import TensorClassification, options
+from fedfa.tasks.base import options
+from fedfa.tasks.classification import TensorClassification
 from fedfa.tasks.data import place as placed
-
-try:
-    from torchvision.models import ResNet, resnet18
-    from torchvision.models.resnet import BasicBlock
-except (ImportError, RuntimeError) as error:  # the second: it was built for another torch
-    raise ImportError(
-        f"cifar10 needs the torchvision that belongs to torch {torch.__version__} ({error}); "
-        "install both with one command from one index, both for CPU or both for CUDA"
-    ) from error
+from fedfa.tasks.vision import cnn, small_resnet18
 
 NUM_CLASSES = 10
 MEAN = (0.4914, 0.4822, 0.4465)  # of the training set, in 0..1
@@ -74,58 +67,13 @@ class Cifar10(TensorClassification):
 
     def network(self) -> nn.Module:
         make, width = (cnn, 32) if self.options.model == "cnn" else (small_resnet18, 64)
-        return make(self.options.width or width)
+        return make(self.options.width or width, NUM_CLASSES)
 
     def inputs(self, examples: torch.Tensor) -> torch.Tensor:
         """(batch, 32, 32, 3) uint8 -> (batch, 3, 32, 32) normalised, channels last in memory."""
         mean = torch.tensor(MEAN, device=examples.device)
         std = torch.tensor(STD, device=examples.device)
         return ((examples / 255 - mean) / std).permute(0, 3, 1, 2)
-
-
-def small_resnet18(width: int) -> ResNet:
-    """torchvision's ResNet18 with the stem for 32x32 images: 3x3 convolution, no pooling.
-
-    Another width than 64 scales every layer, as in wide and narrow ResNets.
-    """
-    model: ResNet = resnet18(num_classes=NUM_CLASSES)
-    model.conv1 = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
-    model.maxpool = nn.Identity()
-    if width != 64:
-        _resize(model, width)
-    return model
-
-
-def _resize(model: ResNet, width: int) -> None:
-    """torchvision fixes the basic block's widths: build the four stages again, as it does."""
-    model.bn1 = nn.BatchNorm2d(width)
-    model.inplanes = width
-    for stage, stride in enumerate((1, 2, 2, 2)):
-        layer = model._make_layer(BasicBlock, width << stage, 2, stride=stride)
-        for module in layer.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        setattr(model, f"layer{stage + 1}", layer)
-    model.fc = nn.Linear(width << 3, NUM_CLASSES)
-
-
-def cnn(width: int) -> nn.Sequential:
-    """The CNN of LEAF (Caldas et al. 2018, arXiv:1812.01097) for its images, on 32x32x3.
-
-    Two 5x5 convolutions of `width` and 2 `width` channels, each pooled, and 64 `width` units.
-    """
-    return nn.Sequential(
-        nn.Conv2d(3, width, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(2 * width * 8 * 8, 64 * width),
-        nn.ReLU(),
-        nn.Linear(64 * width, NUM_CLASSES),
-    )
 
 
 def read(

@@ -9,7 +9,8 @@ from torch import nn
 
 from fedfa.randomness import prf
 from fedfa.spec import FederationSpec, Section
-from fedfa.tasks.base import TensorClassification, options
+from fedfa.tasks.base import options
+from fedfa.tasks.classification import TensorClassification
 
 TRAIN_SHARE = 0.8
 

@@ -18,7 +18,7 @@ from fedfa.errors import InvalidData, InvalidSpec
 from fedfa.spec import FederationSpec
 from fedfa.tasks.base import options
 from fedfa.tasks.data import place
-from fedfa.tasks.text import Sentences, TextClassification, TextOptions
+from fedfa.tasks.transformer import Sentences, TextClassification, TextOptions
 
 TEXT_OF_ROW = 4  # id, date, query, user, text
 

@@ -10,16 +10,15 @@ import gzip
 from pathlib import Path
 
 import numpy as np
-from peft import LoraConfig, TaskType, get_peft_model
 from pydantic import Field
-from torch import nn
 
 from fedfa.errors import InvalidData
 from fedfa.partition import split
 from fedfa.spec import FederationSpec
 from fedfa.tasks.base import options
+from fedfa.tasks.classification import client_name
 from fedfa.tasks.data import place
-from fedfa.tasks.text import Sentences, TextClassification, TextOptions
+from fedfa.tasks.transformer import Lora, Sentences, TextClassification, TextOptions
 
 
 class Sst2Options(TextOptions):
@@ -39,37 +38,18 @@ class Sst2Options(TextOptions):
 
 class Sst2(TextClassification):
     def __init__(self, spec: FederationSpec) -> None:
-        self.options = chosen = options(spec, Sst2Options)
+        chosen = options(spec, Sst2Options)
         root = place(chosen.data)
         train, test = read(root, "train"), read(root, "dev")
         shards = split(np.array(train.labels), spec.partition, spec.clients or 0, spec.seed)
         clients = {
-            f"client-{number:04d}": Sentences(
+            client_name(number): Sentences(
                 [train.texts[index] for index in shard], [train.labels[index] for index in shard]
             )
             for number, shard in enumerate(shards)
         }
-        super().__init__(spec, chosen, train=clients, test=test)
-
-    def network(self) -> nn.Module:
-        """LoRA on the projections that peft chooses for the architecture: BERT's query and value.
-
-        The head is trained whole: the classifier, and a pooler that the pre-trained weights lack,
-        which nobody could draw again in the same way from the exported adapter alone.
-        """
-        model, head = self.pretrained()
-        lora = LoraConfig(
-            task_type=TaskType.SEQ_CLS,
-            r=self.options.lora_rank,
-            lora_alpha=self.options.lora_alpha,
-            modules_to_save=head,
-        )
-        return get_peft_model(model, lora)
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        # "auto" would look the base model up on a hub
-        model.save_pretrained(folder, save_embedding_layers=False)  # type: ignore[operator]
-        self._tokenizer.save_pretrained(folder)
+        lora = Lora(chosen.lora_rank, chosen.lora_alpha)
+        super().__init__(spec, chosen, train=clients, test=test, lora=lora)
 
 
 def read(root: Path, part: str) -> Sentences:

@@ -1,26 +1,19 @@
-"""The broker and the bucket that the environment names, for commands that a person waits for."""
+"""The broker and the bucket that the environment names, for whatever a person waits for."""
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-import typer
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings
 
-from fedfa.errors import Misconfigured, NotFound
-from fedfa.messages import AnyMessage
+from fedfa.errors import FedfaError, Misconfigured, NotFound
 from fedfa.settings import BrokerSettings, StoreSettings, wrong_settings
+from fedfa.spec import Submitted
 from fedfa.store import DirectoryStore, ObjectStore, from_settings
+from fedfa.submission import start_message
 from fedfa.topology import EVENTS
 
 PUBLISH_SECONDS = 5.0
-
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--in", help="a folder of simulated runs, instead of the bucket", show_default=False
-    ),
-]
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -36,7 +29,7 @@ def store(folder: Path | None = None) -> ObjectStore:
     if folder is None:
         return from_settings(store_settings())
     if not folder.is_dir():
-        raise NotFound(f"--in {folder}: no such folder")
+        raise NotFound(f"{folder}: no such folder of runs")
     return DirectoryStore(folder)
 
 
@@ -49,15 +42,32 @@ def broker_settings() -> BrokerSettings:
     return read(BrokerSettings)
 
 
-def publish(message: AnyMessage, settings: BrokerSettings) -> None:
-    """Hand one hint to the scheduler. Raises BrokerUnavailable after a few seconds."""
+def find_run(run: str) -> tuple[ObjectStore, str]:
+    """A federation by its id in the bucket, or by its folder where a simulation left it."""
+    folder = Path(run).resolve()
+    if (folder / "spec.json").is_file():
+        return store(folder.parent), folder.name
+    return store(), run
+
+
+def announce(submitted: Submitted, settings: BrokerSettings) -> str | None:
+    """Hint the scheduler at a new spec, or stop. Returns why it was not told, which only delays.
+
+    Without the hint the scheduler finds the object in the bucket by itself, later.
+    """
     from fedfa.broker import Publisher  # pika is slow to import, and most commands need none of it
 
     publisher = Publisher(settings, name="fedfa-cli")
     try:
-        publisher.publish(message, EVENTS, timeout_seconds=PUBLISH_SECONDS)
+        publisher.publish(start_message(submitted), EVENTS, timeout_seconds=PUBLISH_SECONDS)
+    except FedfaError as error:
+        return (
+            f"the scheduler was not told ({error}); it will find the request in the bucket by "
+            "itself"
+        )
     finally:
         publisher.close(flush_seconds=0)
+    return None
 
 
 def read(kind: type[S], **given: str) -> S:
