@@ -1,7 +1,7 @@
 """The broker and the bucket that the environment names, for whatever a person waits for."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings
@@ -70,7 +70,7 @@ def announce(submitted: Submitted, settings: BrokerSettings) -> str | None:
     return None
 
 
-def read(kind: type[S], **given: str) -> S:
+def read(kind: type[S], **given: Any) -> S:
     """Settings of the environment. Raises Misconfigured with a line for each wrong one."""
     try:
         return kind(**given)

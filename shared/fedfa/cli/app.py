@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -59,21 +60,12 @@ def schema() -> None:
     print(json.dumps(FederationSpec.model_json_schema(), indent=2))
 
 
-for command in (
-    new,
-    submit,
-    status,
-    watch,
-    dashboard,
-    stop,
-    report,
-    compare,
-    track,
-    export,
-    verify,
-):
-    app.command()(command)
-for command in (simulate, paper, doctor):
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(new, submit, status, watch, dashboard, stop),
+    *(report, compare, track, export, verify),
+    *(simulate, paper, doctor),
+)
+for command in COMMANDS:
     app.command()(command)
 app.add_typer(dlq, name="dlq")
 app.add_typer(local, name="local")

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fedfa.cli import EXIT_INTERRUPTED, connections, console, control
-from fedfa.cli.connections import Folder
+from fedfa import connections
+from fedfa.cli import EXIT_INTERRUPTED, console, control
+from fedfa.cli.control import Folder
 from fedfa.errors import Misconfigured
 from fedfa.spec import Submitted
 from fedfa.store import DirectoryStore, from_settings

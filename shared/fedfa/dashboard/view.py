@@ -311,7 +311,7 @@ def _pools(follower: Follower) -> list[Json]:
         return []
     totals, state = follower.totals, follower.newest.state
     pool_of = {client.name: client.pool for client in follower.birth.clients}
-    shown = {
+    shown: dict[str, dict[str, Any]] = {
         pool: {
             "name": pool,
             "clients": 0,

@@ -102,7 +102,7 @@ class TextClassification(Classification):
             task_type=TaskType.SEQ_CLS,
             r=self._lora.rank,
             lora_alpha=self._lora.alpha,
-            target_modules=self._lora.layers and list(self._lora.layers),
+            target_modules=None if self._lora.layers is None else list(self._lora.layers),
             modules_to_save=head,
             fan_in_fan_out=any(
                 isinstance(each, Conv1D) for each in model.modules()
