@@ -57,8 +57,8 @@ def schema() -> None:
 
 for command in (submit, status, watch, dashboard, stop, report, export, verify):
     app.command()(command)
-for command in (simulate, paper, doctor):
-    app.command()(command)
+for tool in (simulate, paper, doctor):
+    app.command()(tool)
 app.add_typer(dlq, name="dlq")
 app.add_typer(local, name="local")
 

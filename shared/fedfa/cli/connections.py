@@ -1,7 +1,7 @@
 """The broker and the bucket that the environment names, for commands that a person waits for."""
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import Field, ValidationError
@@ -60,7 +60,7 @@ def publish(message: AnyMessage, settings: BrokerSettings) -> None:
         publisher.close(flush_seconds=0)
 
 
-def read(kind: type[S], **given: str) -> S:
+def read(kind: type[S], **given: Any) -> S:
     """Settings of the environment. Raises Misconfigured with a line for each wrong one."""
     try:
         return kind(**given)
