@@ -53,10 +53,10 @@ def test_a_federation_is_started_watched_to_its_target_and_another_is_stopped(
     expect(page.locator(".head .pill")).to_have_text("running")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     expect(page.locator("section:has(#decisions)")).to_contain_text("merged")
-    page.get_by_text("Open jobs", exact=True).click()
+    page.locator("summary", has_text="Open jobs").click()
     expect(page.get_by_role("region", name="Open jobs")).to_contain_text("trainer-1")
     expect(page.locator(".head .pill")).to_have_text("finished")
-    expect(page.locator(".why")).to_contain_text("reached the target 0.3")
+    expect(page.locator("div.why")).to_contain_text("reached the target 0.3")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     value = page.locator(".tiles dd span").first
     assert float(value.inner_text()) >= 0.3
@@ -70,7 +70,7 @@ def test_a_federation_is_started_watched_to_its_target_and_another_is_stopped(
     page.get_by_role("dialog").get_by_role("button", name="Stop").click()
     # then
     expect(page.locator(".head .pill")).to_have_text("stopped")
-    expect(page.locator(".why")).to_have_text("seen <b>enough</b>")
+    expect(page.locator("div.why")).to_have_text("seen <b>enough</b>")
     newest = manifests.newest(stack.store(), "to-be-stopped")
     assert newest is not None
     assert newest.manifest.state.reason == "seen <b>enough</b>"

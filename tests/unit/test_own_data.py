@@ -70,7 +70,7 @@ def fields_of(name, **options):
         "local": {
             "epochs": 4,
             "batch_size": 8,
-            "optimizer": {"name": "adamw", "learning_rate": 0.01},
+            "optimizer": {"name": "adamw", "learning_rate": 0.003},
         },
         "evaluation": {"every_versions": 4},
         "stop": {"updates": 12},

@@ -127,10 +127,14 @@ class Feed:
             name = followed.federation
             followed.follower = Follower(self.store, name, readers=self._readers)
         follower = followed.follower
-        is_new = follower.look()
-        self._show(followed, is_new=is_new)
-        while not self._is_closed and follower.read():
-            self._show(followed, is_new=True)
+        followed.is_new |= follower.look()
+        while True:
+            if not follower.is_drawable:
+                self._show(followed)  # early: what is known already
+            if self._is_closed or not follower.read():
+                break
+            followed.is_new = True
+        self._show(followed)
 
     def _read_older(self, watched: list["_Followed"], *, until: float) -> None:
         """A chunk for each at least where there is time, or reading would never come to an end."""
@@ -138,7 +142,7 @@ class Feed:
         def read(followed: _Followed) -> None:
             follower = followed.follower
             followed.has_older = follower is not None and follower.read_older()
-            followed.is_new = followed.is_new or followed.has_older
+            followed.is_new |= followed.has_older
 
         while time.monotonic() < until and not self._wake.is_set():
             for followed in watched:
@@ -164,10 +168,10 @@ class Feed:
             followed.follower = None
             followed.fail(f"{type(error).__name__}: {error}")
 
-    def _show(self, followed: "_Followed", *, is_new: bool) -> None:
+    def _show(self, followed: "_Followed") -> None:
         follower, live = followed.follower, self._live_of(followed.federation)
         assert follower is not None
-        if is_new or followed.is_new or live != followed.live or followed.shown.trouble:
+        if followed.is_new or live != followed.live or followed.shown.trouble:
             followed.is_new, followed.live = False, live
             body = _encoded(view_of(follower, live=live, now=time.time()))
             followed.show(body, tuple(follower.rows))

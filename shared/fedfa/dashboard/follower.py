@@ -52,6 +52,7 @@ class Follower:
     def _begin(self) -> None:
         self.submission = submitted(self._store, self.federation)
         self.birth: Birth | None = None
+        self.pool_of: dict[str, str] = {}  # client -> pool
         self.born_at: float | None = None
         self.newest: Manifest | None = None  # known to exist; `is_read` says up to where
         self.marks: Thinned[Mark] = Thinned(POINTS)
@@ -127,6 +128,8 @@ class Follower:
     def _open(self, newest: Manifest) -> None:
         first = manifests.read(self._store, self.federation, manifests.FIRST).manifest
         self.birth, self.born_at = first.birth, first.at
+        if first.birth is not None:
+            self.pool_of = {client.name: client.pool for client in first.birth.clients}
         end = newest.n + 1 - NEWEST
         if end > SAMPLE:
             spread = _spread(end)

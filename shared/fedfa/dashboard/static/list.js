@@ -60,7 +60,7 @@ function itemOf(federation) {
     const target = now.target === null ? "" : `, target ${Number(now.target.toPrecision(4))}`;
     replace(value, now.metric ? [h("b", {}, metric(now.latest)), ` ${now.metric}${target}`] : "not evaluated yet");
     replace(facts, fact("version", count(now.version)), fact("updates", count(now.merged)),
-      fact("refused", count(now.refused)), fact("took", duration(now.seconds)),
+      fact("refused", count(now.refused)), fact("time", duration(now.seconds)),
       h("div", { title: date(now.created_at) }, h("dt", {}, "submitted"), h("dd", {}, ago(now.created_at))));
     if (now.spark.length > 1) {
       spark ??= sparkline(host);
