@@ -70,10 +70,10 @@ def fields_of(name, **options):
         "local": {
             "epochs": 4,
             "batch_size": 8,
-            "optimizer": {"name": "adamw", "learning_rate": 0.003},
+            "optimizer": {"name": "adamw", "learning_rate": 0.003 if name == "text" else 0.01},
         },
         "evaluation": {"every_versions": 4},
-        "stop": {"updates": 12},
+        "stop": {"updates": 8},
     }
 
 

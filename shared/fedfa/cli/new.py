@@ -27,11 +27,11 @@ def new(
         raise InvalidInput(
             f"{name!r:.100}: no name for a task; use a-z, 0-9 and single dashes, as in my-task"
         )
-    if keyword.iskeyword(module) or find_spec(module) is not None:
-        raise InvalidInput(f"{name}: Python has a module {module} already; choose another name")
     folder = Path(name)
     if folder.exists():
         raise InvalidInput(f"{folder}: is there already; choose another name, or remove it")
+    if keyword.iskeyword(module) or find_spec(module) is not None:
+        raise InvalidInput(f"{name}: Python has a module {module} already; choose another name")
     title = "".join(part.capitalize() for part in module.split("_"))
     names = {"my_task": module, "my-task": dashed, "MyTask": title}
     results.make_folder("NAME", folder)
