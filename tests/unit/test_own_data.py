@@ -73,7 +73,7 @@ def fields_of(name, **options):
             "optimizer": {"name": "adamw", "learning_rate": 0.003 if name == "text" else 0.01},
         },
         "evaluation": {"every_versions": 4},
-        "stop": {"updates": 8},
+        "stop": {"updates": 12},
     }
 
 
