@@ -12,7 +12,6 @@ each with a port of its own, and their secrets are a folder. Everything else is 
 import argparse
 import json
 import os
-import resource
 import secrets
 import shutil
 import subprocess
@@ -322,19 +321,17 @@ class Trial:
 
 
 def containers_conf(folder: Path) -> Path:
-    """podman asks for more open files than this process may have, and is refused."""
-    limits = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
-    hard = {name: resource.getrlimit(number)[1] for name, number in limits.items()}
-    ulimits = [f"{name}={most}:{most}" for name, most in hard.items()]
-    lines = ["[containers]", f"default_ulimits = {json.dumps(ulimits)}"]
-    lines += [
-        "[engine]",
-        'runtime = "runc"',
-        'cgroup_manager = "cgroupfs"',
-        'events_logger = "file"',
-    ]
+    """For podman inside a container, which may not raise limits as podman does by itself."""
     path = folder / "containers.conf"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(
+        """[containers]
+default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+"""
+    )
     return path
 
 
