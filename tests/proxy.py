@@ -10,7 +10,6 @@ CHUNK_BYTES = 65_536
 METHODS = (b"GET ", b"PUT ", b"HEAD ", b"DELETE ", b"POST ")
 # What an AMQP client sends: its name, after a length of four bytes; and its first request.
 NAME = b"connection_nameS"
-OPEN_CHANNEL = b"\x00\x14\x00\x0a"
 
 
 @dataclass(eq=False)
@@ -136,8 +135,7 @@ class Proxy:
                 if NAME in data:
                     text = data.partition(NAME)[2]
                     conversation.name = text[4 : 4 + int.from_bytes(text[:4])]
-                # An earlier end would be taken for a refusal.
-                if OPEN_CHANNEL in data and self._is_cut_off(conversation):
+                if self._is_cut_off(conversation):
                     break
                 server.sendall(data)
         conversation.hang_up()
