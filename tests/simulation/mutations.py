@@ -21,6 +21,7 @@ from fedfa.messages import EvalJob, InitReady, UpdateReady
 from fedfa.retention import Kept
 from fedfa.spec import FederationSpec, KeepBounded, parse
 from fedfa.tensors import FlatModel, canonical_json
+from fedfa_aggregator.deciding import Judge
 from fedfa_aggregator.service import Aggregator
 from fedfa_scheduler import bucket, fleet
 from fedfa_scheduler.fleet import Fleet
@@ -186,7 +187,7 @@ def second_initialiser_wins(original: Any) -> Any:
     def decide(self: Any, held: Any, batch: Any, message: Any) -> None:
         if isinstance(message, InitReady) and batch.replica is not None:
             first = manifests.read(self._store, message.federation, 0).manifest
-            body = manifests.encode(replace(first, writer=self._writer, at=self._clock()))
+            body = manifests.encode(replace(first, writer="another"))
             self._store.put(keys.manifest(message.federation, 0), body)
         original(self, held, batch, message)
 
@@ -287,7 +288,7 @@ MUTATIONS: dict[str, Mutation] = {
         faults={"stall": 4.0, "stall_roles": ("aggregator",)},
     ),
     "dedupe by attempt": Mutation(
-        replaces(Aggregator, "_decide", dedupe_by_attempt),
+        replaces(Judge, "decide", dedupe_by_attempt),
         scenario=LONG,
         faults={"stall": 2.0, "stall_roles": ("trainer",), "drops_hints": 1.0},
     ),
@@ -320,7 +321,7 @@ MUTATIONS: dict[str, Mutation] = {
         replaces(Fleet, "done", evaluation_lost), faults={"crash": 3.0, "wipe": 8.0}
     ),
     "two initialisers": Mutation(
-        replaces(Aggregator, "_decide", second_initialiser_wins), faults={"duplicates": 0.3}
+        replaces(Judge, "decide", second_initialiser_wins), faults={"duplicates": 0.3}
     ),
     "a message of a deleted and resubmitted federation": Mutation(
         replaces(Aggregator, "_open", any_uid_is_served),
