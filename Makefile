@@ -47,7 +47,7 @@ endif
 demo: $(VENV)/.installed rabbitmq  ## train the digits federation on a real broker and a real bucket, then verify it
 	$(BIN)/fedfa local run examples/digits.yaml --trainers 2 --jobs-per-trainer 4 --verify
 
-test: setup  ## the tests, on a real RabbitMQ and a real S3 server: faults, and 8,000 schedules
+test: setup  ## the tests, on a real RabbitMQ and a real S3 server: faults, and 20,000 schedules
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(VENV)/.installed  ## the tests that need no server

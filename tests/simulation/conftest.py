@@ -2,7 +2,7 @@
 
 import pytest
 
-SCHEDULES = 8_000
+SCHEDULES = 20_000
 CHUNK = 500  # seeds in one test: small enough for workers to share, each with its start and end
 
 
