@@ -1,18 +1,22 @@
 """The scheduler's loop under a virtual clock: a slow bucket makes it slow, and nothing worse."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from fedfa import keys, ledger
 from fedfa.broker import Publisher
-from fedfa.messages import AnyMessage, InitModel, RollCall, StopFederation
+from fedfa.messages import AnyMessage, InitModel, RollCall, StopFederation, encode
 from fedfa.store import DirectoryStore
 from fedfa.topology import Route
+from fedfa_scheduler.bucket import delivered_update, evaluation_failure
 from fedfa_scheduler.fleet import Fleet
 from fedfa_scheduler.leases import Attempts
 from fedfa_scheduler.service import Scheduler
 from fedfa_scheduler.settings import SchedulerSettings
-from tests.unit.builders import submitted
+from tests.unit.builders import ATTEMPT, UID, stored, submitted, vector
 
 NUM_FEDERATIONS = 30
 
@@ -136,3 +140,62 @@ def test_a_deleted_federation_is_let_go_also_while_its_deletion_is_under_way(
     store.create(keys.spec("fed"), again.model_dump_json(by_alias=True).encode())
     turns(4)
     assert {message.uid for message in sent if isinstance(message, StopFederation)} == {"f" * 32}
+
+
+def test_a_first_look_at_a_long_history_keeps_the_pulse(tmp_path: Path) -> None:
+    clock, sent, beats = Clock(), Sent(), [1000.0]
+    store = SlowStore(tmp_path, clock)
+    for number in range(NUM_FEDERATIONS):
+        submission = submitted(f"fed-{number}").model_copy(update={"uid": f"{number:032x}"})
+        store.create(keys.spec(f"fed-{number}"), submission.model_dump_json(by_alias=True).encode())
+    for version in range(50):
+        store.create(keys.evaluation("fed-0", version), evaluation_failure(version, "x", at=1.0))
+    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
+    scheduler = Scheduler(
+        fleet,
+        store,
+        cast(Publisher, sent),
+        SchedulerSettings(lease_ttl_seconds=3.0),
+        beat=lambda: beats.append(clock.now),
+        clock=clock,
+        unix_clock=lambda: 1000.0,
+    )
+    scheduler.turn(None, epoch=1, is_active=True)
+
+    assert len(fleet.federations["fed-0"].evaluations) == 50
+    assert max(later - earlier for earlier, later in pairwise(beats)) < 1.0
+
+
+@pytest.mark.parametrize(
+    "stop", [b'{"reason": "\\ud800"}', b"[" * 100_000, b'{"reason": 5}', b"\xff", b""]
+)
+def test_a_federation_is_stopped_whatever_its_stop_json_holds(tmp_path: Path, stop: bytes) -> None:
+    clock, sent = Clock(), Sent()
+    store = DirectoryStore(tmp_path)
+    store.create(keys.spec("fed"), submitted().model_dump_json(by_alias=True).encode())
+    store.create(keys.stop("fed"), stop)
+    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
+    scheduler = Scheduler(
+        fleet, store, cast(Publisher, sent), SchedulerSettings(), clock=clock, unix_clock=clock
+    )
+    scheduler.turn(None, epoch=1, is_active=True)
+
+    [message] = [each for each in sent if isinstance(each, StopFederation)]
+    assert encode(message)
+
+
+def test_a_file_that_names_another_federation_is_no_delivery(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    metadata = {
+        "schema": 1, "kind": "UpdateReady", "federation": "fed", "uid": UID, "slot": 0,
+        "generation": 1, "attempt": ATTEMPT, "client": "c", "base_version": 0, "num_examples": 1,
+        "num_steps": 1, "loss": 1.0, "trainer": "t", "started_at": 1.0, "train_seconds": 1.0,
+        "delay_seconds": 0.0,
+    }  # fmt: skip
+    store.put(keys.update("fed", 0, 1, ATTEMPT, "a" * 64), stored(vector(0), metadata))
+    assert delivered_update(store, submitted(), 0, 1) is not None
+    store.put(
+        keys.update("fed", 0, 2, ATTEMPT, "a" * 64),
+        stored(vector(0), metadata | {"federation": "other", "generation": 2}),
+    )
+    assert delivered_update(store, submitted(), 0, 2) is None

@@ -54,8 +54,8 @@ def main() -> None:
             attempts=attempts,
             pool_down_after_seconds=settings.pool_down_after_seconds,
         )
-        scheduler = Scheduler(fleet, store, publisher, settings)
         pulse = Pulse()
+        scheduler = Scheduler(fleet, store, publisher, settings, beat=pulse.beat)
         routes = {
             "/healthz": pulse.answer,
             "/readyz": ready(lambda: consumer.is_consuming),

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -52,7 +52,8 @@ def delivered_update(
             continue
         prefix = keys.updates_of(federation, slot, generation)
         names_itself = info.key.startswith(f"{prefix}{update.attempt}-")
-        if names_itself and update.job == (submission.uid, slot, generation):
+        is_of_it = update.federation == federation
+        if names_itself and is_of_it and update.job == (submission.uid, slot, generation):
             return update
         _ignore(info.key, "its metadata is about another job")
     return None
@@ -75,13 +76,17 @@ def evaluation(store: ObjectStore, federation: str, version: int) -> Evaluation 
     return found if found.version == version else Evaluation(version, 0.0, error="misplaced file")
 
 
-def evaluations(store: ObjectStore, federation: str, *, known: Collection[int]) -> list[Evaluation]:
-    """All that are not known yet."""
+def evaluations(
+    store: ObjectStore, federation: str, *, known: Collection[int]
+) -> Iterator[Evaluation]:
+    """All that are not known yet, each read when it is asked for."""
     prefix = keys.evaluation(federation, 0).removesuffix("0.json")
     names = [info.key.removeprefix(prefix).removesuffix(".json") for info in store.list(prefix)]
     versions = {int(name) for name in names if name.isdecimal()} - set(known)
-    found = [evaluation(store, federation, version) for version in sorted(versions)]
-    return [each for each in found if each is not None]
+    for version in sorted(versions):
+        found = evaluation(store, federation, version)
+        if found is not None:
+            yield found
 
 
 def evaluation_failure(version: int, error: str, *, at: float) -> bytes:
@@ -92,10 +97,12 @@ def stop_reason(store: ObjectStore, federation: str) -> str | None:
     """Why `fedfa stop` wants the end, or None if nobody wants it."""
     try:
         fields: Any = json.loads(store.get(keys.stop(federation)))
-        return str(fields["reason"])[:MAX_REASON_CHARACTERS]
+        reason = str(fields["reason"])[:MAX_REASON_CHARACTERS]
+        # JSON, and a command line, can hold lone surrogates, which no message can carry.
+        return reason.encode(errors="replace").decode()
     except NotFound:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "a stop was requested"  # whatever it says, it is there
 
 

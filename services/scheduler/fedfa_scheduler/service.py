@@ -79,7 +79,8 @@ def run(consumer: Consumer, scheduler: "Scheduler", pulse: Pulse) -> None:
 class Scheduler:
     """Holds nothing that cannot be read or heard again.
 
-    clock gives monotonic seconds, for leases; unix_clock is for wall-time limits only.
+    beat is told of every look: the first one at a bucket of many runs takes longer than a turn
+    may. clock gives monotonic seconds, for leases; unix_clock is for wall-time limits only.
     """
 
     def __init__(
@@ -89,10 +90,12 @@ class Scheduler:
         publisher: Publisher,
         settings: SchedulerSettings,
         *,
+        beat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
+        self._beat = beat
         self._store = store
         self._publisher = publisher
         self._settings = settings
@@ -227,6 +230,7 @@ class Scheduler:
             self._unseen = deque(self._looks())
         until = self._clock() + (LOOK_SECONDS if is_idle else 0.0)
         while self._unseen:
+            self._beat()
             self._unseen[0]()
             self._unseen.popleft()  # after an outage the same one is tried again
             if self._unseen and self._clock() >= until and not self._must_see_all:
@@ -296,6 +300,7 @@ class Scheduler:
             if not known.is_current:
                 found = bucket.evaluations(self._store, known.id, known=known.evaluations)
                 for evaluation in found:
+                    self._beat()
                     self._fleet.evaluated(known.id, evaluation)
             if known.stop_request is None and known.is_alive:
                 reason = bucket.stop_reason(self._store, known.id)
