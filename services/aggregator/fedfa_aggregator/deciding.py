@@ -81,24 +81,27 @@ class Judge:
                 decided = decide(replica, Abandoned(job, message.reason))
             else:
                 decided = self._decide_update(ledger, replica, message)
-        after, decisions = decided
-        batch.replica = after
-        batch.decisions.extend(decisions)
-        state = after.federation.state
-        batch.is_complete = (
-            len(batch.decisions) >= federation.spec.limits.max_batch
-            or state.status != "running"
-            or (
-                state.version > federation.state.version
-                and _needs_its_model(after.federation, state.version)
-            )
-        )
+        _take(batch, federation, decided)
+
+    def refuse(self, batch: Batch, message: Decidable | InitReady, reason: str) -> bool:
+        """Reject an update that is ahead of the newest manifest, if its job is open.
+
+        A dead letter would not close the job: its file is there, and would be announced for ever.
+        """
+        replica = batch.replica
+        if replica is None or not isinstance(message, UpdateReady):
+            return False
+        if replica.federation.standing(Job(message.slot, message.generation)) != "open":
+            return False
+        update = update_of(message, digest=message.digest or "")
+        _take(batch, replica.federation, decide(replica, Rejected(update, reason)))
+        return True
 
     def _decide_update(
         self, ledger: Ledger, replica: Replica, message: UpdateReady
     ) -> tuple[Replica, tuple[Decision, ...]]:
         if message.base_version > replica.version:
-            raise Ahead(f"base_version {message.base_version}, the newest is {replica.version}")
+            raise Ahead(f"base_version: {message.base_version}, the newest is {replica.version}")
         client = replica.federation.state.slots[message.slot].client
         if message.client != client:
             reason = f"client: {message.client:.60}, the job is open for {client}"
@@ -132,6 +135,18 @@ class Judge:
             return ledgers.read_model(self._store, model, ledger.birth.template)
         except (InvalidInput, NotFound) as error:  # retention keeps it: no fault of the update
             raise Undecidable(f"{model.key}: cannot be read back: {error}") from error
+
+
+def _take(batch: Batch, before: Federation, decided: tuple[Replica, tuple[Decision, ...]]) -> None:
+    batch.replica, decisions = decided
+    batch.decisions.extend(decisions)
+    after = batch.replica.federation
+    state = after.state
+    batch.is_complete = (
+        len(batch.decisions) >= after.spec.limits.max_batch
+        or state.status != "running"
+        or (state.version > before.state.version and _needs_its_model(after, state.version))
+    )
 
 
 def _needs_its_model(federation: Federation, version: int) -> bool:

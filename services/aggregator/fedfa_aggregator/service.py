@@ -88,9 +88,16 @@ class Aggregator:
         for delivery in deliveries:
             if mail := self._open(delivery):
                 mails.setdefault(mail.message.federation, deque()).append(mail)
+        outage: StoreUnavailable | None = None
         for federation, queue in mails.items():
-            while queue:
-                self._serve_batch(federation, queue)
+            try:
+                while queue:
+                    self._serve_batch(federation, queue)
+            except StoreUnavailable as error:
+                self._store.exists("HEAD.json")  # raises where it is the whole store
+                outage = error  # of one object: the other federations do not wait for it
+        if outage is not None:
+            raise outage
 
     def forget(self) -> None:
         """Drop every view; the bucket is read again when a message needs it."""
@@ -188,11 +195,12 @@ class Aggregator:
                     queue.appendleft(mail)
                     return ledger
                 assert ledger is not None, "only its own view can be behind"
-                if not self._loader.lags(ledger):
+                if self._loader.lags(ledger):
+                    queue.appendleft(mail)
+                    return None  # the next batch begins with what the bucket shows
+                if not self._judge.refuse(batch, mail.message, str(error)):
                     self._bury(mail.delivery, str(error))
                     continue
-                queue.appendleft(mail)
-                return None  # the next batch begins with what the bucket shows
             except (Fenced, StoreUnavailable):
                 queue.appendleft(mail)
                 raise
