@@ -546,6 +546,16 @@ def test_closing_a_publisher_releases_whoever_waits() -> None:
         publisher.publish(UPDATE, EVENTS)
 
 
+def test_what_was_given_up_during_an_outage_is_not_kept() -> None:
+    publisher = Publisher(settings_for(f"amqp://127.0.0.1:{free_port()}/"), name="test")
+    for _ in range(20):
+        with pytest.raises(BrokerUnavailable):
+            publisher.publish(UPDATE, EVENTS, timeout_seconds=0.01)
+
+    assert not publisher._requests
+    publisher.close(flush_seconds=0)
+
+
 def test_check_returns_the_version_of_the_broker(settings: BrokerSettings) -> None:
     assert check(settings, 10.0).split(".")[0].isdigit()
 

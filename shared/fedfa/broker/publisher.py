@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -113,6 +114,7 @@ class Publisher(Link):
             return request.future.result(timeout_seconds)
         except TimeoutError:
             request.given_up = True
+            self._remove(request)  # an outage may last: a heartbeat a second adds up
             late = f"{what}: no confirm from {endpoint(self._settings)} in {timeout_seconds:g} s"
             raise BrokerUnavailable(f"{late}: {self._trouble}") from None
 
@@ -192,8 +194,8 @@ class Publisher(Link):
 
     def _remove(self, request: _Request) -> None:
         with self._lock:
-            if self._requests and self._requests[0] is request:  # close() may have released it
-                self._requests.popleft()
+            with suppress(ValueError):  # released by close(), or given up
+                self._requests.remove(request)
             if not self._requests:
                 self._is_drained.notify_all()
 
