@@ -18,7 +18,7 @@ from fedfa.tensors import FlatModel, sha256
 from fedfa.tensors import encode as encode_file
 from fedfa_aggregator.reading import Reader
 from fedfa_aggregator.service import Aggregator
-from fedfa_aggregator.views import Views
+from fedfa_aggregator.views import ENDED_KEPT, Views
 from tests.unit.builders import ATTEMPT, TEMPLATE, UID, birth, submitted, vector
 from tests.unit.sample_run import born
 
@@ -315,3 +315,18 @@ def test_a_window_that_is_read_for_long_keeps_the_pulse(tmp_path: Path) -> None:
     fresh.serve([harness.delivery(harness.update(2, slot=0))])
 
     assert beats_before[:3] == [0, 1, 2]  # the model, then the window
+
+
+def test_federations_that_ended_are_let_go_but_for_a_few(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    views = Views(memory_bytes=PLENTY)
+    aggregator = Aggregator(
+        harness.store, lambda *_: None, writer="a", reader=harness.reader, views=views
+    )
+    names = [f"fed-{number}" for number in range(ENDED_KEPT + 3)]
+    for name in names:
+        born(harness.store, name, rule=RULE, stop={"updates": 1})
+        last = harness.update(0, slot=0, name=name)
+        aggregator.serve([harness.delivery(last)])
+        assert harness.newest(name).state.status == "finished"
+    assert [name for name in names if views.get(name) is not None] == names[3:]

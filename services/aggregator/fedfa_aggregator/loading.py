@@ -60,8 +60,8 @@ class Loader:
 
     def keep(self, ledger: Ledger) -> None:
         self._views.keep(ledger)
-        if ledger.replica is not None:
-            self._reader.serves(ledger.submission.uid, ledger.replica.model.template)
+        template = None if ledger.replica is None else ledger.replica.model.template
+        self._reader.serves(ledger.submission.uid, template)
 
     def submission(self, federation: str) -> Submitted:
         try:

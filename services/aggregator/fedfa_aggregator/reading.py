@@ -43,10 +43,13 @@ class Reader:
                 self._heard[message] = None
                 self._read_next()
 
-    def serves(self, uid: str, template: Template) -> None:
-        """Updates of this federation are worth reading ahead."""
+    def serves(self, uid: str, template: Template | None) -> None:
+        """Updates of this federation are worth reading ahead; None: it is over, none are."""
         with self._lock:
-            self._templates[uid] = template
+            if template is None:
+                self._templates.pop(uid, None)
+            else:
+                self._templates[uid] = template
 
     @contextmanager
     def update(self, message: UpdateReady, template: Template) -> Iterator[Fetched]:

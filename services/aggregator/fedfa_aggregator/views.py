@@ -12,6 +12,7 @@ from fedfa.spec import FedAsync, FedAvg, FederationSpec
 # Beside the window: the model, the next one, and the update that is merged or read ahead.
 MODELS_BESIDE_WINDOW = 3
 SHARE_OF_MEMORY = 0.75  # of what the container may use; the rest is for everything else
+ENDED_KEPT = 16  # federations that are over: what comes late for them is answered from here
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -33,6 +34,9 @@ class Views:
     def keep(self, ledger: Ledger) -> None:
         self.drop(ledger.submission.federation)
         self._ledgers[ledger.submission.federation] = ledger
+        ended = [name for name, each in self._ledgers.items() if each.replica is None]
+        for name in ended[:-ENDED_KEPT]:
+            self.drop(name)
 
     def drop(self, federation: str) -> None:
         self._ledgers.pop(federation, None)
