@@ -13,6 +13,7 @@ from fedfa.errors import InvalidMessage
 
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 4000
+MAX_DEPTH = 3  # of containers in containers: a message, its list of jobs, a job
 
 FederationId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 Uid = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -290,12 +291,21 @@ def decode(body: bytes) -> AnyMessage:
         )
     except (ValueError, msgpack.exceptions.UnpackException, UnicodeDecodeError) as error:
         raise InvalidMessage(f"not a msgpack message: {error}") from error
+    if _is_deeper(fields, MAX_DEPTH):
+        raise InvalidMessage("nested too deep")  # Python could neither check nor print it
     try:
         return _schema.validate_python(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "message"
         raise InvalidMessage(f"{where}: {first['msg']}, got {first['input']!r:.200}") from error
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    if not isinstance(value, tuple | dict):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return depth == 0 or any(_is_deeper(each, depth - 1) for each in inner)
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:

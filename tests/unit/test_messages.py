@@ -110,6 +110,8 @@ def test_a_wrong_field_is_refused_and_named(changes: dict[str, Any], complaint: 
         msgpack.packb(msgpack.ExtType(1, b"x")),
         msgpack.packb({"kind": msgpack.Timestamp(1)}),
         b"\x91" * 5000,
+        b"\x91" * 1000 + b"\xc0",  # msgpack's own limit is deeper than Python can print
+        b"\x82\xa4kind\xabUpdateReady\xa4slot" + b"\x91" * 1000 + b"\xc0",
         b"x" * (MAX_MESSAGE_BYTES + 1),
     ],
 )
