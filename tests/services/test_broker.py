@@ -546,6 +546,16 @@ def test_closing_a_publisher_releases_whoever_waits() -> None:
         publisher.publish(UPDATE, EVENTS)
 
 
+def test_what_cannot_be_sent_is_its_callers_trouble_and_the_publisher_goes_on(
+    publisher: Publisher, pool: str
+) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        publisher.publish(UPDATE, jobs(pool), headers={"a": "\ud800"}, timeout_seconds=10.0)
+
+    publisher.publish(UPDATE, jobs(pool), timeout_seconds=WAIT_SECONDS)
+    assert publisher.counts(jobs_queue(pool).name) == (1, 0)
+
+
 def test_what_was_given_up_during_an_outage_is_not_kept() -> None:
     publisher = Publisher(settings_for(f"amqp://127.0.0.1:{free_port()}/"), name="test")
     for _ in range(20):

@@ -145,6 +145,9 @@ class Link(ABC):
                 self._fatal = error
         except FAILURES as error:
             self._back_off(error)
+        except Exception as error:  # a bug, pika's or ours: without its thread nothing goes on
+            logger.exception("the connection failed", extra={"connection": self.name})
+            self._back_off(error)
 
     def _back_off(self, error: Exception) -> None:
         self._trouble = _innermost(error)

@@ -18,6 +18,7 @@ from fedfa import messages
 from fedfa.broker.connection import (
     CLOSE_SECONDS,
     DELETED_SECONDS,
+    FAILURES,
     NO_ANSWER,
     NOT_FOUND,
     SETTLE_SECONDS,
@@ -152,6 +153,11 @@ class Publisher(Link):
                 raise
             except Misconfigured as error:
                 self._settle(request, error=error)
+            except FAILURES:
+                raise
+            except Exception as error:  # it cannot be sent: not on another connection either
+                self._settle(request, error=error)
+                raise
             else:
                 self._trouble = NO_ANSWER
                 self._settle(request, result)
@@ -200,7 +206,7 @@ class Publisher(Link):
                 self._is_drained.notify_all()
 
     def _settle(
-        self, request: _Request, result: object = None, error: FedfaError | None = None
+        self, request: _Request, result: object = None, error: Exception | None = None
     ) -> None:
         with self._lock:
             request.given_up = True  # whatever comes now, it is not tried again
