@@ -195,7 +195,7 @@ def _hint(store: ObjectStore, federation: str) -> int:
     try:
         fields: Any = json.loads(store.get(keys.head(federation)))
         return int(fields["n"])
-    except (NotFound, ValueError, KeyError, TypeError):
+    except (NotFound, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return FIRST  # HEAD may be missing or torn: it is only a hint
 
 
