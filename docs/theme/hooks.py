@@ -104,8 +104,9 @@ def _without_missing(markdown: str, page: str, config: MkDocsConfig) -> str:
     """Links to results that are not committed yet become their text."""
     for optional in OPTIONAL.values():
         if not _in_docs(config, optional):
-            link = re.escape(posixpath.relpath(optional, posixpath.dirname(page) or "."))
-            markdown = re.sub(rf"\[([^\]]*)\]\({link}(#[^)]*)?\)", r"\1", markdown)
+            target = optional.removesuffix("README.md")  # and all that is beside it
+            link = posixpath.relpath(target, posixpath.dirname(page) or ".")
+            markdown = re.sub(rf"!?\[([^\]]*)\]\({re.escape(link)}[^)]*\)", r"\1", markdown)
     return markdown
 
 
@@ -190,9 +191,16 @@ def _code(value: Any) -> str:
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
-LIMITS = {  # the short ones are pydantic's, of fields that may be left out
-    **{"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"},
-    **{"ge": ">=", "gt": ">", "le": "<=", "lt": "<"},
+LIMITS = {
+    "minimum": ">=",
+    "exclusiveMinimum": ">",
+    "maximum": "<=",
+    "exclusiveMaximum": "<",
+    # as pydantic writes them for a field that may be left out
+    "ge": ">=",
+    "gt": ">",
+    "le": "<=",
+    "lt": "<",
 }
 
 
@@ -207,10 +215,11 @@ def _kind(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(map(_code, schema["enum"]))
     if alternatives := schema.get("oneOf") or schema.get("anyOf"):
-        given = [schema | each for each in alternatives if each.get("type") != "null"]
-        by = f"by `{schema['discriminator']['propertyName']}`: " if "discriminator" in schema else ""
-        inner = [{key: each[key] for key in each if key not in ("oneOf", "anyOf")} for each in given]
-        return by + ", ".join(_kind(each, definitions) for each in inner)
+        outer = {key: schema[key] for key in LIMITS if key in schema}
+        given = [outer | each for each in alternatives if each.get("type") != "null"]
+        mark = schema.get("discriminator", {}).get("propertyName")
+        by = f"by `{mark}`: " if mark else ""
+        return by + ", ".join(_kind(each, definitions) for each in given)
     limits = ", ".join(f"{sign} {schema[key]:g}" for key, sign in LIMITS.items() if key in schema)
     if schema.get("type") == "array":
         return f"list of {_kind(schema['items'], definitions)}"
