@@ -313,7 +313,7 @@ def test_only_a_pools_own_change_restarts_its_trainers(render: Render) -> None:
 
 
 def documented_values(verb: str) -> dict[str, Any]:
-    """What `helm install` or `helm upgrade` of the documentation sets; an upgrade keeps the rest."""
+    """What the documented `helm install` or `helm upgrade` sets; an upgrade keeps the rest."""
     values = {} if verb == "install" else documented_values("install")
     (command,) = (each for each in HELM if each.words[1] == verb)
     assert (CHART.parents[1] / command.words[3]) == CHART

@@ -1,4 +1,4 @@
-"""The documentation's site: it builds strictly, says what the code says, and loads nothing foreign."""
+"""The site of the documentation: built strictly, true to the code, and loading nothing foreign."""
 
 import re
 import shutil
