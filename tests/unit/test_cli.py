@@ -50,7 +50,9 @@ def test_the_version_is_printed() -> None:
 
 def test_a_spec_without_an_end_is_described_as_one() -> None:
     endless = FederationSpec(clients=8)
-    assert control.describe(endless).endswith("Mc = 4, until it is stopped (the spec has no `stop`)")
+    assert control.describe(endless).endswith(
+        "Mc = 4, until it is stopped (the spec has no `stop`)"
+    )
     assert control.describe(FederationSpec(clients=8, stop=Stop(updates=1))).endswith("Mc = 4")
 
 
