@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FENCE = re.compile(r"^( *)```+ *(\w*)(?: +title=\"([^\"]*)\")?.*$")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=.*")
 BETWEEN = {"&&", "||", "&", ";", "|"}
