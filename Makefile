@@ -11,7 +11,7 @@ RABBITMQ4_ROOT ?= $(HOME)/.cache/fedfa/rabbitmq4
 BENCH_LOG ?= $(HOME)/.cache/fedfa/bench-log
 
 .PHONY: help setup compiler rabbitmq chromium demo test test-fast test-rabbit4 soak chaos bench-setup bench bench-long check chart \
-	images images-test format clean
+	images images-test docs docs-serve format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -99,9 +99,15 @@ images:  ## build the four images (k8s/images.sh has the options)
 images-test: $(VENV)/.installed  ## run the chart's pods with those images in podman, and kill each
 	$(BIN)/python k8s/images_test.py
 
+docs: $(VENV)/.installed  ## build the documentation into site/, strictly; it needs no other host
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.installed  ## serve it while you write
+	$(BIN)/mkdocs serve --watch shared --watch services
+
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -15,6 +15,7 @@ from fedfa_aggregator.settings import AggregatorSettings
 from fedfa_scheduler.settings import SchedulerSettings
 from fedfa_trainer.settings import TrainerSettings
 from k8s import generate
+from tests import documented
 from tests.chart.conftest import (
     CHART,
     RELEASE,
@@ -31,6 +32,12 @@ SERVICES = {
     "scheduler": SchedulerSettings,
     "trainer-default": TrainerSettings,
 }
+HELM = [command for command in documented.commands() if command.words[0] == "helm"]
+EXAMPLES = [
+    block
+    for block in documented.blocks()
+    if block.language == "yaml" and "trainers:\n" in block.body
+]
 # What the chart itself sets, and the values need not name.
 NOT_FOR_KUBERNETES = {"FEDFA_TRAINER_JOURNAL"}
 
@@ -303,3 +310,33 @@ def test_only_a_pools_own_change_restarts_its_trainers(render: Render) -> None:
     assert checksum(values, "north") != checksum(changed, "north")
     assert checksum(values, "south") == checksum(changed, "south")
     assert checksum(values, "default") == checksum(changed, "default")
+
+
+def documented_values(verb: str) -> dict[str, Any]:
+    """What the documented `helm install` or `helm upgrade` sets; an upgrade keeps the rest."""
+    values = {} if verb == "install" else documented_values("install")
+    (command,) = (each for each in HELM if each.words[1] == verb)
+    assert (CHART.parents[1] / command.words[3]) == CHART
+    for option, assignment in zip(command.words, command.words[1:], strict=False):
+        if option == "--set":
+            path, _, value = assignment.partition("=")
+            *sections, last = path.split(".")
+            inner = values
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[last] = yaml.safe_load(value) if value.isdigit() else value
+    return values
+
+
+def test_the_documented_helm_commands_are_rendered(render: Render) -> None:
+    assert {command.words[1] for command in HELM} == {"install", "upgrade", "test", "rollback"}
+    for verb in ("install", "upgrade"):
+        kinds = {each["kind"] for each in render(documented_values(verb))}
+        assert {"Deployment", "StatefulSet"} <= kinds
+
+
+@pytest.mark.parametrize("block", EXAMPLES, ids=lambda block: f"{block.page}:{block.line}")
+def test_the_documented_pools_are_rendered(render: Render, block: documented.Block) -> None:
+    values = yaml.safe_load(block.body)
+    names = {each["metadata"]["name"] for each in render(documented_values("install") | values)}
+    assert {f"{RELEASE}-trainer-{pool['name']}" for pool in values["trainers"]["pools"]} <= names

@@ -77,6 +77,10 @@ def broker_settings(rabbit: RabbitMQ) -> Iterator[BrokerSettings]:
 @pytest.fixture
 def environment(store_settings: StoreSettings, broker_settings: BrokerSettings) -> dict[str, str]:
     """The variables that point a process at this module's broker and bucket."""
+    return variables(store_settings, broker_settings)
+
+
+def variables(store_settings: StoreSettings, broker_settings: BrokerSettings) -> dict[str, str]:
     assert store_settings.endpoint is not None
     assert store_settings.access_key is not None
     assert store_settings.secret_key is not None

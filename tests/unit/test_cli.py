@@ -13,12 +13,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedfa import keys, submission
-from fedfa.cli import observe, results, views
+from fedfa.cli import control, observe, results, views
 from fedfa.errors import Misconfigured, NotFound
 from fedfa.history import HistoryReader, find_model, is_over
 from fedfa.ledger import read_model
 from fedfa.manifests import birth_of
-from fedfa.spec import FederationSpec
+from fedfa.spec import FederationSpec, Stop
 from fedfa.store import DirectoryStore
 from fedfa.submission import ID, new_id
 from fedfa.summary import Summary, headline_of, summarize
@@ -46,6 +46,14 @@ def test_the_version_is_printed() -> None:
     done = as_process("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("fedfa ")
+
+
+def test_a_spec_without_an_end_is_described_as_one() -> None:
+    endless = FederationSpec(clients=8)
+    assert control.describe(endless).endswith(
+        "Mc = 4, until it is stopped (the spec has no `stop`)"
+    )
+    assert control.describe(FederationSpec(clients=8, stop=Stop(updates=1))).endswith("Mc = 4")
 
 
 def test_a_reason_too_long_for_the_log_is_refused(fedfa: Fedfa) -> None:

@@ -1,5 +1,6 @@
 """The tables of the documentation say what the code says."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +25,12 @@ from fedfa_aggregator.settings import AggregatorSettings
 from fedfa_scheduler.settings import SchedulerSettings
 from fedfa_trainer.settings import TrainerSettings
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 OPERATIONS = (DOCS / "operations.md").read_text()
 PROTOCOL = (DOCS / "protocol.md").read_text()
 RULES = (DOCS / "rules.md").read_text()
+TROUBLES = (DOCS / "troubleshooting.md").read_text()
 ALERTS = yaml.safe_load((DOCS / "alerts.yaml").read_text())
 
 HEADINGS: dict[str, type[BaseSettings]] = {
@@ -136,3 +139,36 @@ def test_every_alert_is_explained_and_asks_for_metrics_that_exist() -> None:
         asked = set(re.findall(r"\bfedfa_\w+", rule["expr"]))
         assert asked
         assert {name.removesuffix("_bucket") for name in asked} <= names, rule["alert"]
+
+
+def literals(file: Path) -> list[str]:
+    """Every text in a module, with a NUL where an f-string has a value."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
+            found.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return found
+
+
+def fragments(message: str) -> list[str]:
+    """What a quoted message says between its gaps; a gap is `...`."""
+    return [part for each in message.split("...") if (part := each.strip(" :;,'"))]
+
+
+def test_every_message_of_the_troubleshooting_page_is_said_by_a_module() -> None:
+    modules = [
+        literals(file) for top in ("shared", "services") for file in (ROOT / top).rglob("*.py")
+    ]
+    rows = re.findall(r"^\| `(.+?)` \| (.+) \| (.+) \|$", TROUBLES, re.MULTILINE)
+    assert len(rows) == TROUBLES.count("\n| `")
+    for message, cause, cure in rows:
+        parts = fragments(message)
+        assert parts, message
+        assert cause.strip(), message
+        assert cure.strip(), message
+        assert any(
+            all(any(part in text for text in module) for part in parts) for module in modules
+        ), message

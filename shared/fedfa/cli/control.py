@@ -13,7 +13,7 @@ from fedfa.cli import console
 from fedfa.errors import InvalidInput, InvalidSpec
 from fedfa.messages import MAX_TEXT_CHARACTERS
 from fedfa.settings import BrokerSettings
-from fedfa.spec import FedAsync, FedAvg, FederationSpec, Submitted
+from fedfa.spec import FedAsync, FedAvg, FederationSpec, Stop, Submitted
 
 TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
 
@@ -106,8 +106,9 @@ def allowed_modules(spec: FederationSpec) -> list[str]:
 
 
 def describe(spec: FederationSpec) -> str:
-    """A spec in a few words."""
+    """A spec in a few words; that nothing in it ends the federation is worth one too."""
     rule = spec.rule
     clients = f"{spec.clients} clients" if spec.clients else "its own clients"
     window = "" if isinstance(rule, FedAvg | FedAsync) else f"K = {rule.window}, "
-    return f"{spec.task.name} on {clients} by {rule.name}, {window}Mc = {spec.concurrency}"
+    endless = ", until it is stopped (the spec has no `stop`)" if spec.stop == Stop() else ""
+    return f"{spec.task.name} on {clients} by {rule.name}, {window}Mc = {spec.concurrency}{endless}"
