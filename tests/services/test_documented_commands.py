@@ -173,7 +173,7 @@ def kept(*words: str) -> Iterator[None]:
                 said += run.stdout.readline()
             yield
         finally:
-            run.send_signal(signal.SIGINT)
+            run.terminate()  # Ctrl-C to it; a background job may have SIGINT ignored
             run.communicate(timeout=60)
 
 
