@@ -196,11 +196,6 @@ LIMITS = {
     "exclusiveMinimum": ">",
     "maximum": "<=",
     "exclusiveMaximum": "<",
-    # as pydantic writes them for a field that may be left out
-    "ge": ">=",
-    "gt": ">",
-    "le": "<=",
-    "lt": "<",
 }
 
 

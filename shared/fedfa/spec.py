@@ -33,6 +33,10 @@ def _no_truth_value(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_no_truth_value)]
 Float = Annotated[float, BeforeValidator(_no_truth_value)]
+# What may be left out has its bound on the inner type, or JSON schema calls it `ge`, which is nothing.
+AtLeastOne = Annotated[int, Field(ge=1), BeforeValidator(_no_truth_value)]
+NotNegative = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]
+Seconds = Annotated[float, Field(gt=0), BeforeValidator(_no_truth_value)]
 
 
 class Section(BaseModel):
@@ -202,11 +206,11 @@ OptimizerChoice = Annotated[Sgd | AdamW, Field(discriminator="name")]
 class LocalTraining(Section):
     """What a client does with a job: the paper's Algorithm 2."""
 
-    epochs: Int | None = Field(default=None, ge=1, description="passes over the shard")
-    steps: Int | None = Field(default=None, ge=1, description="mini-batches; instead of epochs")
+    epochs: AtLeastOne | None = Field(default=None, description="passes over the shard")
+    steps: AtLeastOne | None = Field(default=None, description="mini-batches; instead of epochs")
     batch_size: Int = Field(default=32, ge=1, description="examples in a mini-batch")
-    max_examples: Int | None = Field(
-        default=None, ge=1, description="use at most this many of a client's examples in one job"
+    max_examples: AtLeastOne | None = Field(
+        default=None, description="use at most this many of a client's examples in one job"
     )
     optimizer: OptimizerChoice = Field(default=Sgd(), description="of the clients")
     proximal: Float = Field(
@@ -276,9 +280,9 @@ class Stop(Section):
     """When to end; whichever comes first. Without any, `fedfa stop` ends it."""
 
     target: Target | None = Field(default=None, description="an evaluated metric's value")
-    updates: Int | None = Field(default=None, ge=1, description="merged updates")
-    versions: Int | None = Field(default=None, ge=1, description="global models after the first")
-    wall_seconds: Float | None = Field(default=None, gt=0, description="since submission")
+    updates: AtLeastOne | None = Field(default=None, description="merged updates")
+    versions: AtLeastOne | None = Field(default=None, description="global models after the first")
+    wall_seconds: Seconds | None = Field(default=None, description="since submission")
 
 
 class Limits(Section):
@@ -324,9 +328,8 @@ class KeepBounded(Section):
     keep_last: Int = Field(
         default=20, ge=1, description="newest models kept, with the updates that `verify` needs"
     )
-    keep_every: Int | None = Field(
+    keep_every: NotNegative | None = Field(
         default=None,
-        ge=0,
         description="keep for ever the model of each version that this divides; 0: none",
     )
     min_age_seconds: Float = Field(
@@ -347,8 +350,8 @@ class FederationSpec(Section):
     task: TaskChoice = Field(default=TaskChoice(), description="model, data and evaluation")
     rule: RuleChoice = Field(default=FedfaDelta(), description="how updates become the next model")
     concurrency: Int = Field(default=4, ge=1, description="the paper's Mc: jobs open at any time")
-    clients: Int | None = Field(
-        default=None, ge=1, description="clients to split the data into; natural splits need none"
+    clients: AtLeastOne | None = Field(
+        default=None, description="clients to split the data into; natural splits need none"
     )
     partition: PartitionChoice = Field(default=Iid(), description="which client owns what")
     pools: dict[PoolName, Annotated[tuple[Pattern, ...], Field(min_length=1)]] = Field(
