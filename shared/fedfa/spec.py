@@ -33,7 +33,7 @@ def _no_truth_value(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_no_truth_value)]
 Float = Annotated[float, BeforeValidator(_no_truth_value)]
-# What may be left out has its bound on the inner type, or JSON schema calls it `ge`, which is nothing.
+# What may be left out has its bound on the inner type, or its JSON schema says `ge`: no word of it.
 AtLeastOne = Annotated[int, Field(ge=1), BeforeValidator(_no_truth_value)]
 NotNegative = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]
 Seconds = Annotated[float, Field(gt=0), BeforeValidator(_no_truth_value)]
