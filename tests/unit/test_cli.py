@@ -1,8 +1,8 @@
 """The `fedfa` command as a person meets it: what it prints, where, and how it ends."""
 
 import json
-import re
 import os
+import re
 import signal
 import subprocess
 import sys
