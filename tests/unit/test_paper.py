@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import statistics
 from dataclasses import replace
 from math import inf
@@ -15,6 +16,7 @@ import yaml
 from fedfa import manifests
 from fedfa.cli import paper
 from fedfa.cli.paper import What
+from fedfa.errors import InvalidInput
 from fedfa.history import HistoryReader
 from fedfa.paper import figures, outcomes, plan, profiles, runner, tables
 from fedfa.paper.outcomes import Outcome, Point
@@ -134,6 +136,28 @@ def test_finished_runs_are_not_made_again(made: Any) -> None:
     assert runner.missing(folder, runs) == []
     another = replace(runs[0], seed=5)
     assert runner.missing(folder, [*runs, another]) == [another]
+
+
+def test_a_kept_run_outlives_a_new_field_of_specs_and_not_another_default(
+    made: Any, tmp_path: Path
+) -> None:
+    # given
+    folder, whole, _ = made
+    run = whole.run(whole.sweep, "fedfa-delta")
+    shutil.copytree(folder / run.id, tmp_path / run.id)
+    path = tmp_path / run.id / "spec.json"
+    kept = json.loads(path.read_text())
+    # when: made before there was such a field
+    del kept["spec"]["compression"]
+    path.write_text(json.dumps(kept))
+    # then
+    assert runner.missing(tmp_path, [run]) == []
+    # when: made when its default was another one
+    kept["spec"]["compression"] = "bf16"
+    path.write_text(json.dumps(kept))
+    # then
+    with pytest.raises(InvalidInput, match="another spec"):
+        runner.missing(tmp_path, [run])
 
 
 def test_points_are_the_logs_own(made: Any) -> None:

@@ -77,7 +77,8 @@ class Run:
         )
 
     @property
-    def spec(self) -> FederationSpec:
+    def _fields(self) -> dict[str, Any]:
+        """Of its spec: those that are not left at their defaults."""
         method, benchmark = METHOD[self.method], self.benchmark
         rule: dict[str, Any] = dict(method.rule)
         if rule["name"] not in ("fedavg", "fedasync"):
@@ -91,27 +92,30 @@ class Run:
         }
         if self.variant == "fedprox":
             local["proximal"] = self.proximal
-        return parse(
-            benchmark.fields
-            | {
-                "rule": rule,
-                "concurrency": self.concurrency,
-                "local": local,
-                "delay": DELAY,
-                "evaluation": {"every_versions": self.every_versions},
-                "stop": {"updates": self.updates},
-                "retention": {"keep": "bounded", "keep_last": 1, "min_age_seconds": 0},
-                "seed": self.seed,
-            },
-            source=self.title,
-        )
+        return benchmark.fields | {
+            "rule": rule,
+            "concurrency": self.concurrency,
+            "local": local,
+            "delay": DELAY,
+            "evaluation": {"every_versions": self.every_versions},
+            "stop": {"updates": self.updates},
+            "retention": {"keep": "bounded", "keep_last": 1, "min_age_seconds": 0},
+            "seed": self.seed,
+        }
+
+    @property
+    def spec(self) -> FederationSpec:
+        return parse(self._fields, source=self.title)
 
     @property
     def id(self) -> str:
-        """Readable, and another one for every other spec."""
-        fields = canonical_json(self.spec.model_dump(mode="json"))
+        """Readable, and another one for every other spec.
+
+        It has nothing of the defaults: a field that specs get later changes no id, and the runs
+        that were made stay good.
+        """
         variant = f"-{self.variant}" if self.variant else ""
-        digest = hashlib.sha256(fields.encode()).hexdigest()[:8]
+        digest = hashlib.sha256(canonical_json(self._fields).encode()).hexdigest()[:8]
         return f"{self.benchmark.name}-{self.method}{variant}-s{self.seed}-{digest}"
 
 
