@@ -40,7 +40,7 @@ SMALL = replace(CPU, benchmarks=TINY, sweep="digits-noniid", concurrencies=(4, 8
 
 
 def test_the_command_knows_every_part() -> None:
-    assert get_args(What) == (*PARTS, "all", "tune")
+    assert get_args(What) == (*PARTS, "all", "tune", "sensitivity")
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,27 @@ def test_the_sweep_has_no_more_slots_than_the_benchmark_has_clients() -> None:
     for run in whole.needed(PARTS):
         assert run.concurrency <= 10
         assert run.spec.clients == 10
+
+
+@pytest.mark.parametrize("name", ["digits-noniid", profiles.SENSITIVITY])
+def test_the_sensitivity_changes_one_setting_at_a_time_and_evaluates_equally_often(
+    name: str,
+) -> None:
+    benchmark = next(one for one in (*DIGITS, *CPU.benchmarks) if one.name == name)
+    whole = Plan(CPU, Rates(), seeds=2)
+    own = whole.run(benchmark, "fedfa-delta").spec
+    rows = whole.sensitivity(benchmark)
+    assert [len(runs) for _, runs in rows] == [2] * len(rows)
+    assert rows[0][1][0].spec == own
+    specs = {run.spec.model_dump_json() for _, runs in rows for run in runs}
+    assert len(specs) == 2 * len(rows)
+    for title, (run, _) in rows[1:]:
+        spec = run.spec
+        changed = {key for key, value in spec if value != getattr(own, key)}
+        section = {"server_lr": "rule", "K": "rule", "Mc": "concurrency", "alpha": "partition"}
+        assert changed == {section.get(title.split()[0], "local")}, title
+        assert spec.evaluation == own.evaluation
+        assert run.updates % run.evaluated_every == 0
 
 
 def test_the_literal_step_is_server_lr_k() -> None:
@@ -248,6 +269,25 @@ def test_time_and_rounds_to_the_target_are_means_over_the_seeds_that_reach_it() 
     assert records["FedBuff"]["mean"] == "6.0"
     assert float(records["FedBuff"]["speed_up"]) == pytest.approx(20 / 6)
     assert (records["Port"]["mean"], records["Port"]["speed_up"]) == ("", "0.0")
+
+
+def test_the_sensitivity_counts_client_updates_whatever_the_concurrency() -> None:
+    # given: two rounds of Mc updates to the target, and a run that fails
+    whole = Plan(SMALL, Rates(), seeds=1)
+    benchmark = DIGITS[-1]
+    rows = whole.sensitivity(benchmark)
+    found = {run.id: outcome(run, 0.1, 0.3, 0.8, pace=2.0) for _, (run,) in rows}
+    (failed,) = dict(rows)["server_lr 5"]
+    found[failed.id] = replace(outcome(failed, 0.1, pace=2.0), reason="it diverged")
+    # when
+    table = tables.sensitivity(whole, benchmark, found, 0.75)
+    # then
+    shown = {title: cells for title, *cells in table.rows}
+    assert shown["as it is"] == ["4.0", "20", "0.800", "0 of 1"]
+    assert shown["Mc = 20"] == ["4.0", "40", "0.800", "0 of 1"]
+    assert shown["server_lr 5"] == ["not reached", "not reached", "0.100", "1 of 1"]
+    assert table.markdown.count("\n| ") == len(rows) + 1
+    assert len(list(csv.DictReader(io.StringIO(table.csv)))) == 4 * len(rows)
 
 
 @pytest.mark.parametrize(

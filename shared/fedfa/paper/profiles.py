@@ -279,6 +279,8 @@ DIGITS = (
     ),
 )
 
+SENSITIVITY = "sst2"  # measured beside digits, which is always there
+
 PROFILES: dict[str, Profile] = {"cpu": CPU, "full": FULL}
 
 

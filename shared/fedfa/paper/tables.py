@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedfa.paper.outcomes import Outcome, Point, Spread, speed_up, spread
 from fedfa.paper.plan import COMBINED, SWEPT, VARIANTS, Part, Plan, Run
-from fedfa.paper.profiles import METHOD, METHODS
+from fedfa.paper.profiles import METHOD, METHODS, Benchmark
 
 NOT_REACHED = "not reached"
 
@@ -27,7 +27,7 @@ class Cell:
 class Table:
     """rows: for people. records: for programs, one for each cell."""
 
-    name: Part
+    name: str
     title: str
     note: str
     header: list[str]
@@ -176,6 +176,33 @@ def _combined(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
                 Cell("best", _text(best, "{:.3f}"), best),
             ]
             table.add(title, cells)
+    return table
+
+
+def sensitivity(plan: Plan, benchmark: Benchmark, outcomes: Outcomes, goal: float) -> Table:
+    own = plan.run(benchmark, "fedfa-delta")
+    table = Table(
+        f"sensitivity-{benchmark.name}",
+        f"FedFa-Delta's sensitivity: {benchmark.title}",
+        f"Target {goal:g}; as it is: server_lr 1, K = {own.window}, Mc = {own.concurrency}, "
+        f"learning rate {own.rate:g}. One setting at a time is another one. Mean and standard "
+        f"deviation over {plan.seeds} seeds.",
+        ["", "time to the target", "client updates to the target", "best accuracy", "ended early"],
+    )
+    for title, runs in plan.sensitivity(benchmark):
+        found = [outcomes[run.id] for run in runs]
+        seconds = spread(_reached(outcomes, runs, goal, TIME))
+        rounds = _reached(outcomes, runs, goal, ROUNDS)
+        updates = spread([None if one is None else one * runs[0].concurrency for one in rounds])
+        best = spread([one.best for one in found])
+        early = spread([float(bool(one.reason)) for one in found])
+        cells = [
+            Cell("time", _text(seconds, "{:.1f}"), seconds),
+            Cell("updates", _text(updates, "{:.0f}"), updates),
+            Cell("best", _text(best, "{:.3f}"), best),
+            Cell("ended early", f"{sum(1 for one in found if one.reason)} of {len(runs)}", early),
+        ]
+        table.add(title, cells)
     return table
 
 
