@@ -157,6 +157,8 @@ def _write(wanted: Plan, parts: Sequence[Part], found: dict[str, Outcome], folde
                 page.append(f"## Figure {part[-1]}\n\n![{part}]({part}.png)\n")
     with results.writing("--out", folder):
         if parts == PARTS:
+            page.insert(1, tables.versus(wanted, found, targets).markdown)
+            (folder / "runs.csv").write_text(tables.runs(found, targets), "utf-8")
             (folder / "README.md").write_text("\n".join(page), "utf-8")
     _write_specs(found, folder)
 

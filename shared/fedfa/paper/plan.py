@@ -212,7 +212,7 @@ class Plan:
                 yield from self.by_window()
 
     def tuning(self) -> list[Run]:
-        """Every method on every family at each of its three rates, half a budget, its own seed."""
+        """Every method on every family at each of its rates, half a budget, its own seed."""
         families = {one.family: one for one in self.profile.benchmarks}  # the non-IID one is last
         return [
             replace(_halved(self.run(benchmark, method.name, TUNING_SEED)), rate=rate)

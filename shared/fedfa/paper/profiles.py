@@ -1,8 +1,8 @@
 """The settings of the paper's evaluation, as data: benchmarks, methods, and two sizes.
 
-`full` has the paper's own settings, for GPUs. `cpu` is the same evaluation, meant for an hour on
-two cores: fewer and smaller clients, a smaller network, and a fixed budget of client updates per
-run.
+`full` has the paper's own settings, for GPUs. `cpu` is the same evaluation, for an hour on two
+cores: fewer and smaller clients, smaller networks, less local training, and a fixed budget of
+client updates per run.
 """
 
 from dataclasses import dataclass, field
@@ -27,8 +27,8 @@ class Benchmark:
     """A task, its split, and how much of it one run is.
 
     family: benchmarks of one family share their learning rates. fields: of the spec. updates: the
-    budget of client updates. rates: the learning rates that are searched; the middle one is the
-    profile's own. needs: what must lie in the data folder.
+    budget of client updates. rates: the learning rates that are searched. needs: what must lie in
+    the data folder.
     """
 
     name: str
@@ -39,8 +39,13 @@ class Benchmark:
     window: int
     updates: int
     optimizer: Literal["sgd", "adamw"]
-    rates: tuple[float, float, float]
+    rates: tuple[float, ...]
     needs: tuple[str, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Where none was searched: the middle one, the upper of two."""
+        return self.rates[len(self.rates) // 2]
 
     def allows(self, concurrency: int) -> bool:
         """Whether it has so many clients; a natural split's number is known to its data alone."""
@@ -127,7 +132,7 @@ _CIFAR10_CPU_SIZE = {
     "concurrency": 10,
     "window": 5,
     "updates": 360,
-    "rates": (0.02, 0.05, 0.1),
+    "rates": (0.005, 0.02, 0.05, 0.1),  # the first for the literal step, which is K times longer
 }
 _CIFAR10_FULL = {
     "task": {"name": "cifar10", "options": {"model": "resnet18"}},
@@ -291,7 +296,7 @@ class Rates:
     found: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def of(self, benchmark: Benchmark, method: str) -> float:
-        return self.found.get(benchmark.family, {}).get(method, benchmark.rates[1])
+        return self.found.get(benchmark.family, {}).get(method, benchmark.rate)
 
     def is_tuned(self, benchmark: Benchmark, method: str) -> bool:
         return method in self.found.get(benchmark.family, {})

@@ -79,6 +79,8 @@ class Measure:
 TIME = Measure("Virtual time", "in units of the fastest client's job", lambda p: p.seconds)
 ROUNDS = Measure("Communication rounds", "one round is Mc client updates", lambda p: p.rounds)
 
+VERSUS = ("fedavg", "fedbuff", "fedbuff-at-once")
+
 Outcomes = Mapping[str, Outcome]  # by the run's id
 Targets = Mapping[str, float]  # by benchmark
 
@@ -120,6 +122,39 @@ def _to_target(
             cells.append(Cell(benchmark.name, _with_ratio(numbers, ratio), numbers, ratio))
         table.add(method.title, cells)
     return table
+
+
+def versus(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
+    """FedFa-Delta against what the paper compares it with, seed by seed."""
+    table = Table(
+        "versus",
+        "FedFa-Delta against the others, seed by seed",
+        "How many times sooner FedFa-Delta reaches the target in virtual time, and how many times "
+        "fewer client updates it needs: the median over the seeds (the lower one of two), and in "
+        f"brackets each of the seeds 0 to {plan.seeds - 1}. `never`: FedFa-Delta did not reach it; "
+        "`only`: the other one did not; `-`: neither did.",
+        ["", "time", "client updates"],
+    )
+    for benchmark in plan.profile.benchmarks:
+        goal = targets[benchmark.name]
+        for method in VERSUS:
+            cells = []
+            for measure in (TIME, ROUNDS):  # a round is Mc updates by either
+                theirs = _reached(outcomes, plan.seeded(benchmark, method), goal, measure)
+                ours = _reached(outcomes, plan.seeded(benchmark, "fedfa-delta"), goal, measure)
+                each = [speed_up([one], [other]) for one, other in zip(theirs, ours, strict=True)]
+                median = speed_up(theirs, ours)
+                text = f"{_ratio_text(median)} ({', '.join(map(_ratio_text, each))})"
+                known = [one if one and math.isfinite(one) else None for one in each]
+                cells.append(Cell(measure.title, text, spread(known), median))
+            table.add(f"{benchmark.title}: {METHOD[method].title}", cells)
+    return table
+
+
+def _ratio_text(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return {0.0: "never", math.inf: "only"}.get(ratio, f"{ratio:.2f}")
 
 
 def _best(plan: Plan, outcomes: Outcomes) -> Table:
@@ -177,6 +212,30 @@ def _combined(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
             ]
             table.add(title, cells)
     return table
+
+
+def runs(outcomes: Outcomes, targets: Targets) -> str:
+    """CSV, one line a run: what it was, and what came of it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        (
+            *("run", "benchmark", "method", "variant", "seed", "window", "concurrency", "rate"),
+            *("updates", "target", "time_to_target", "rounds_to_target", "best", "ended_early"),
+        )
+    )
+    for name, one in outcomes.items():
+        run, goal = one.run, targets[one.run.benchmark.name]
+        reached = one.reached(goal)
+        writer.writerow(
+            (
+                *(name, run.benchmark.name, run.method, run.variant, run.seed, run.window),
+                *(run.concurrency, run.rate, run.updates, goal),
+                *(("", "") if reached is None else (reached.seconds, reached.rounds)),
+                *(one.best, one.reason),
+            )
+        )
+    return text.getvalue()
 
 
 def sensitivity(plan: Plan, benchmark: Benchmark, outcomes: Outcomes, goal: float) -> Table:
