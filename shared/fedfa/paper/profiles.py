@@ -214,7 +214,7 @@ CPU = Profile(
             window=3,
             updates=150,
             optimizer="adamw",
-            rates=(0.001, 0.003, 0.01),
+            rates=(0.001, 0.003, 0.01, 0.03),
             needs=("sst2", "models/bert-tiny-h128-distilled"),
         ),
     ),
