@@ -271,6 +271,44 @@ def test_time_and_rounds_to_the_target_are_means_over_the_seeds_that_reach_it() 
     assert (records["Port"]["mean"], records["Port"]["speed_up"]) == ("", "0.0")
 
 
+def test_curves_reach_to_where_the_slowest_reaches_the_target() -> None:
+    # given
+    whole = Plan(replace(SMALL, benchmarks=TINY[:1], sweep=TINY[0].name), Rates(), seeds=1)
+    found = {
+        run.id: outcome(run, 0.1, 0.5, 0.8, pace=30.0 if method.name == "fedavg" else 1.0)
+        for method in METHODS
+        for run in whole.seeded(TINY[0], method.name)
+    }
+    # when
+    figure = figures._curves(whole, found, {TINY[0].name: 0.8}, lambda p: p.seconds, "time")
+    # then
+    (axis,) = figure.axes
+    assert axis.get_xlim()[1] > 60
+    assert len(figure.legends[0].get_texts()) == len(METHODS)
+
+
+def test_every_run_has_its_line_and_every_seed_its_ratio() -> None:
+    # given: FedFa-Delta twice as fast as FedAvg, and with the other seed never there
+    whole = Plan(replace(SMALL, benchmarks=TINY[:1], sweep=TINY[0].name), Rates(), seeds=2)
+    goals = {TINY[0].name: 0.75}
+    found = {}
+    for method in METHODS:
+        for run in whole.seeded(TINY[0], method.name):
+            found[run.id] = outcome(run, 0.1, 0.8, pace=4.0)
+    good, bad = whole.seeded(TINY[0], "fedfa-delta")
+    found[good.id] = outcome(good, 0.1, 0.8, pace=2.0)
+    found[bad.id] = replace(outcome(bad, 0.1, pace=2.0), reason="it diverged")
+    # when
+    table = tables.versus(whole, found, goals)
+    lines = list(csv.DictReader(io.StringIO(tables.runs(found, goals))))
+    # then
+    assert [row[1:] for row in table.rows] == [["never (2.00, never)", "never (1.00, never)"]] * 3
+    assert len(lines) == len(found)
+    by_run = {line["run"]: line for line in lines}
+    assert by_run[good.id]["time_to_target"] == "2.0"
+    assert (by_run[bad.id]["time_to_target"], by_run[bad.id]["ended_early"]) == ("", "it diverged")
+
+
 def test_the_sensitivity_counts_client_updates_whatever_the_concurrency() -> None:
     # given: two rounds of Mc updates to the target, and a run that fails
     whole = Plan(SMALL, Rates(), seeds=1)
