@@ -106,7 +106,7 @@ def _to_target(
     table = Table(
         part,
         f"Table {part[-1]}. {measure.title} to the target accuracy",
-        f"Mean and standard deviation over {plan.seeds} seeds, {measure.unit}. Where not every "
+        f"{_over(plan.seeds)}, {measure.unit}. Where not every "
         "seed reached the target, the mean is of those that did, and their number follows. In "
         "brackets how many times sooner than FedAvg with the same seed: the median over the seeds "
         "(the lower one of two), where a run that did not reach the target is infinitely late.",
@@ -131,7 +131,7 @@ def versus(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
         "FedFa-Delta against the others, seed by seed",
         "How many times sooner FedFa-Delta reaches the target in virtual time, and how many times "
         "fewer client updates it needs: the median over the seeds (the lower one of two), and in "
-        f"brackets each of the seeds 0 to {plan.seeds - 1}. `never`: FedFa-Delta did not reach it; "
+        f"brackets each of the seeds from 0 to {plan.seeds - 1}. `never`: FedFa-Delta did not reach it; "
         "`only`: the other one did not; `-`: neither did.",
         ["", "time", "client updates"],
     )
@@ -161,8 +161,7 @@ def _best(plan: Plan, outcomes: Outcomes) -> Table:
     table = Table(
         "table4",
         "Table 4. Best accuracy within the budget",
-        f"Mean and standard deviation over {plan.seeds} seeds; every method has the same number of "
-        "client updates.",
+        f"{_over(plan.seeds)}; every method has the same number of client updates.",
         ["", *(one.title for one in plan.profile.benchmarks)],
     )
     for method in METHODS:
@@ -244,8 +243,8 @@ def sensitivity(plan: Plan, benchmark: Benchmark, outcomes: Outcomes, goal: floa
         f"sensitivity-{benchmark.name}",
         f"FedFa-Delta's sensitivity: {benchmark.title}",
         f"Target {goal:g}; as it is: server_lr 1, K = {own.window}, Mc = {own.concurrency}, "
-        f"learning rate {own.rate:g}. One setting at a time is another one. Mean and standard "
-        f"deviation over {plan.seeds} seeds.",
+        f"learning rate {own.rate:g}. One setting at a time is another one. "
+        f"{_over(plan.seeds)}.",
         ["", "time to the target", "client updates to the target", "best accuracy", "ended early"],
     )
     for title, runs in plan.sensitivity(benchmark):
@@ -266,6 +265,10 @@ def sensitivity(plan: Plan, benchmark: Benchmark, outcomes: Outcomes, goal: floa
 
 
 _VARIANT = {"fedprox": "FedProx", "fednova": "FedNova"}
+
+
+def _over(seeds: int) -> str:
+    return "One seed" if seeds == 1 else f"Mean and standard deviation over {seeds} seeds"
 
 
 def _reached(
