@@ -131,8 +131,8 @@ def versus(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
         "FedFa-Delta against the others, seed by seed",
         "How many times sooner FedFa-Delta reaches the target in virtual time, and how many times "
         "fewer client updates it needs: the median over the seeds (the lower one of two), and in "
-        f"brackets each of the seeds from 0 to {plan.seeds - 1}. `never`: FedFa-Delta did not reach it; "
-        "`only`: the other one did not; `-`: neither did.",
+        f"brackets each of the seeds from 0 to {plan.seeds - 1}. `never`: FedFa-Delta did not "
+        "reach it; `only`: the other one did not; `-`: neither did.",
         ["", "time", "client updates"],
     )
     for benchmark in plan.profile.benchmarks:
