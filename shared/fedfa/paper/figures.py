@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from fedfa.paper.outcomes import Outcome, Point
 from fedfa.paper.plan import COMBINED, PARADIGMS, VARIANTS, Part, Plan
 from fedfa.paper.profiles import METHOD, METHODS
-from fedfa.paper.tables import Outcomes, Targets
+from fedfa.paper.tables import VARIANT, Outcomes, Targets
 from fedfa.partition import split
 from fedfa.report.figures import GREY, STYLE
 from fedfa.spec import Dirichlet
@@ -176,7 +176,7 @@ def _combined(plan: Plan, outcomes: Outcomes) -> Figure:
                 if run.variant not in ("", variant):
                     continue
                 points = outcomes[run.id].points
-                title = METHOD[name].title + (f" with {variant}" if run.variant else "")
+                title = METHOD[name].title + (f" with {VARIANT[variant]}" if run.variant else "")
                 axis.plot(
                     [point.rounds for point in points],
                     [point.accuracy for point in points],
@@ -184,7 +184,7 @@ def _combined(plan: Plan, outcomes: Outcomes) -> Figure:
                     linestyle="-" if run.variant else ":",
                     label=title,
                 )
-        axis.set(title=variant, xlabel="communication rounds (Mc client updates)")
+        axis.set(title=VARIANT[variant], xlabel="communication rounds (Mc client updates)")
         axis.legend(fontsize=8)
     axes[0].set_ylabel("accuracy")
     return figure

@@ -200,7 +200,7 @@ def _combined(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
     )
     for name in COMBINED:
         for run, variant in zip(plan.combined(name), ("", *VARIANTS), strict=True):
-            title = METHOD[name].title + (f" with {_VARIANT[variant]}" if variant else "")
+            title = METHOD[name].title + (f" with {VARIANT[variant]}" if variant else "")
             rounds = spread(_reached(outcomes, [run], goal, ROUNDS))
             seconds = spread(_reached(outcomes, [run], goal, TIME))
             best = spread([outcomes[run.id].best])
@@ -264,7 +264,7 @@ def sensitivity(plan: Plan, benchmark: Benchmark, outcomes: Outcomes, goal: floa
     return table
 
 
-_VARIANT = {"fedprox": "FedProx", "fednova": "FedNova"}
+VARIANT = {"fedprox": "FedProx", "fednova": "FedNova"}
 
 
 def _over(seeds: int) -> str:
