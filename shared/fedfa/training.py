@@ -214,7 +214,12 @@ def _pull(trained: list[nn.Parameter], base: list[torch.Tensor], mu: float) -> N
 
 def _optimizer(trained: list[nn.Parameter], choice: OptimizerChoice) -> torch.optim.Optimizer:
     if isinstance(choice, AdamW):
-        return torch.optim.AdamW(trained, lr=choice.learning_rate, weight_decay=choice.weight_decay)
+        return torch.optim.AdamW(
+            trained,
+            lr=choice.learning_rate,
+            weight_decay=choice.weight_decay,
+            fused=True,  # one pass over memory: the others' steps are slower than small BERTs
+        )
     return torch.optim.SGD(
         trained,
         lr=choice.learning_rate,

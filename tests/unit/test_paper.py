@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import statistics
 from dataclasses import replace
 from math import inf
@@ -15,6 +16,7 @@ import yaml
 from fedfa import manifests
 from fedfa.cli import paper
 from fedfa.cli.paper import What
+from fedfa.errors import InvalidInput
 from fedfa.history import HistoryReader
 from fedfa.paper import figures, outcomes, plan, profiles, runner, tables
 from fedfa.paper.outcomes import Outcome, Point
@@ -38,7 +40,7 @@ SMALL = replace(CPU, benchmarks=TINY, sweep="digits-noniid", concurrencies=(4, 8
 
 
 def test_the_command_knows_every_part() -> None:
-    assert get_args(What) == (*PARTS, "all", "tune")
+    assert get_args(What) == (*PARTS, "all", "tune", "sensitivity")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,27 @@ def test_the_sweep_has_no_more_slots_than_the_benchmark_has_clients() -> None:
     for run in whole.needed(PARTS):
         assert run.concurrency <= 10
         assert run.spec.clients == 10
+
+
+@pytest.mark.parametrize("name", ["digits-noniid", profiles.SENSITIVITY])
+def test_the_sensitivity_changes_one_setting_at_a_time_and_evaluates_equally_often(
+    name: str,
+) -> None:
+    benchmark = next(one for one in (*DIGITS, *CPU.benchmarks) if one.name == name)
+    whole = Plan(CPU, Rates(), seeds=2)
+    own = whole.run(benchmark, "fedfa-delta").spec
+    rows = whole.sensitivity(benchmark)
+    assert [len(runs) for _, runs in rows] == [2] * len(rows)
+    assert rows[0][1][0].spec == own
+    specs = {run.spec.model_dump_json() for _, runs in rows for run in runs}
+    assert len(specs) == 2 * len(rows)
+    for title, (run, _) in rows[1:]:
+        spec = run.spec
+        changed = {key for key, value in spec if value != getattr(own, key)}
+        section = {"server_lr": "rule", "K": "rule", "Mc": "concurrency", "alpha": "partition"}
+        assert changed == {section.get(title.split()[0], "local")}, title
+        assert spec.evaluation == own.evaluation
+        assert run.updates % run.evaluated_every == 0
 
 
 def test_the_literal_step_is_server_lr_k() -> None:
@@ -134,6 +157,28 @@ def test_finished_runs_are_not_made_again(made: Any) -> None:
     assert runner.missing(folder, runs) == []
     another = replace(runs[0], seed=5)
     assert runner.missing(folder, [*runs, another]) == [another]
+
+
+def test_a_kept_run_outlives_a_new_field_of_specs_and_not_another_default(
+    made: Any, tmp_path: Path
+) -> None:
+    # given
+    folder, whole, _ = made
+    run = whole.run(whole.sweep, "fedfa-delta")
+    shutil.copytree(folder / run.id, tmp_path / run.id)
+    path = tmp_path / run.id / "spec.json"
+    kept = json.loads(path.read_text())
+    # when: made before there was such a field
+    del kept["spec"]["compression"]
+    path.write_text(json.dumps(kept))
+    # then
+    assert runner.missing(tmp_path, [run]) == []
+    # when: made when its default was another one
+    kept["spec"]["compression"] = "bf16"
+    path.write_text(json.dumps(kept))
+    # then
+    with pytest.raises(InvalidInput, match="another spec"):
+        runner.missing(tmp_path, [run])
 
 
 def test_points_are_the_logs_own(made: Any) -> None:
@@ -224,6 +269,63 @@ def test_time_and_rounds_to_the_target_are_means_over_the_seeds_that_reach_it() 
     assert records["FedBuff"]["mean"] == "6.0"
     assert float(records["FedBuff"]["speed_up"]) == pytest.approx(20 / 6)
     assert (records["Port"]["mean"], records["Port"]["speed_up"]) == ("", "0.0")
+
+
+def test_curves_reach_to_where_the_slowest_reaches_the_target() -> None:
+    # given
+    whole = Plan(replace(SMALL, benchmarks=TINY[:1], sweep=TINY[0].name), Rates(), seeds=1)
+    found = {
+        run.id: outcome(run, 0.1, 0.5, 0.8, pace=30.0 if method.name == "fedavg" else 1.0)
+        for method in METHODS
+        for run in whole.seeded(TINY[0], method.name)
+    }
+    # when
+    figure = figures._curves(whole, found, {TINY[0].name: 0.8}, lambda p: p.seconds, "time")
+    # then
+    (axis,) = figure.axes
+    assert axis.get_xlim()[1] > 60
+    assert len(figure.legends[0].get_texts()) == len(METHODS)
+
+
+def test_every_run_has_its_line_and_every_seed_its_ratio() -> None:
+    # given: FedFa-Delta twice as fast as FedAvg, and with the other seed never there
+    whole = Plan(replace(SMALL, benchmarks=TINY[:1], sweep=TINY[0].name), Rates(), seeds=2)
+    goals = {TINY[0].name: 0.75}
+    found = {}
+    for method in METHODS:
+        for run in whole.seeded(TINY[0], method.name):
+            found[run.id] = outcome(run, 0.1, 0.8, pace=4.0)
+    good, bad = whole.seeded(TINY[0], "fedfa-delta")
+    found[good.id] = outcome(good, 0.1, 0.8, pace=2.0)
+    found[bad.id] = replace(outcome(bad, 0.1, pace=2.0), reason="it diverged")
+    # when
+    table = tables.versus(whole, found, goals)
+    lines = list(csv.DictReader(io.StringIO(tables.runs(found, goals))))
+    # then
+    assert [row[1:] for row in table.rows] == [["never (2.00, never)", "never (1.00, never)"]] * 3
+    assert len(lines) == len(found)
+    by_run = {line["run"]: line for line in lines}
+    assert by_run[good.id]["time_to_target"] == "2.0"
+    assert (by_run[bad.id]["time_to_target"], by_run[bad.id]["ended_early"]) == ("", "it diverged")
+
+
+def test_the_sensitivity_counts_client_updates_whatever_the_concurrency() -> None:
+    # given: two rounds of Mc updates to the target, and a run that fails
+    whole = Plan(SMALL, Rates(), seeds=1)
+    benchmark = DIGITS[-1]
+    rows = whole.sensitivity(benchmark)
+    found = {run.id: outcome(run, 0.1, 0.3, 0.8, pace=2.0) for _, (run,) in rows}
+    (failed,) = dict(rows)["server_lr 5"]
+    found[failed.id] = replace(outcome(failed, 0.1, pace=2.0), reason="it diverged")
+    # when
+    table = tables.sensitivity(whole, benchmark, found, 0.75)
+    # then
+    shown = {title: cells for title, *cells in table.rows}
+    assert shown["as it is"] == ["4.0", "20", "0.800", "0 of 1"]
+    assert shown["Mc = 20"] == ["4.0", "40", "0.800", "0 of 1"]
+    assert shown["server_lr 5"] == ["not reached", "not reached", "0.100", "1 of 1"]
+    assert table.markdown.count("\n| ") == len(rows) + 1
+    assert len(list(csv.DictReader(io.StringIO(table.csv)))) == 4 * len(rows)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,14 @@ def test_sst2_deals_all_its_sentences_out(data):
     assert len(task._test.labels) == 40
 
 
+def test_sst2_takes_only_the_first_sentences_if_told_so(data):
+    task = task_of("sst2", train_examples=30)
+    texts = [text for client in task.clients() for text in task._train[client].texts]
+
+    assert sorted(texts) == sorted(f"{text} " for text in tiny.sentences(120, 100)[0][:30])
+    assert len(task._test.labels) == 40
+
+
 @pytest.mark.parametrize(
     ("body", "line"),
     [("", 1), ("sentence\tlabel\n", 1), ("a\tb\nfine\t1\n", 1), ("sentence\tlabel\nfine 1\n", 2)],

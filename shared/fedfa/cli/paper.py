@@ -19,19 +19,22 @@ from fedfa.errors import InvalidInput
 from fedfa.paper import outcomes, profiles, runner, tables
 from fedfa.paper.outcomes import Outcome
 from fedfa.paper.plan import PARTS, Part, Plan, Run
-from fedfa.paper.profiles import METHODS, Profile, ProfileName, Rates
+from fedfa.paper.profiles import METHODS, Benchmark, Profile, ProfileName, Rates
 from fedfa.simulate.workers import usable_cores
 
 DATA = "FEDFA_DATA"
 RELEASES = ("torch", "numpy", "scikit-learn")
 
-What = Literal[Part, "all", "tune"]
+What = Literal[Part, "all", "tune", "sensitivity"]
 
 
 def paper(
     what: Annotated[
         What,
-        typer.Argument(help="a table, a figure, all of them, or the tuning", show_default=False),
+        typer.Argument(
+            help="a table, a figure, all of them, the tuning, or FedFa-Delta's sensitivity",
+            show_default=False,
+        ),
     ],
     profile: Annotated[
         ProfileName, typer.Option(help="full: the paper's settings, for GPUs")
@@ -57,7 +60,15 @@ def paper(
     rates = Rates() if what == "tune" else profiles.tuned(chosen.name)
     wanted = Plan(chosen, rates, seeds)
     parts: Sequence[Part] = PARTS if what == "all" else [p for p in PARTS if p == what]
-    runs = wanted.tuning() if what == "tune" else wanted.needed(parts)
+    sensitive = [one for one in chosen.benchmarks if one.name == profiles.SENSITIVITY]
+    sensitive.insert(0, profiles.DIGITS[-1])
+    match what:
+        case "tune":
+            runs = wanted.tuning()
+        case "sensitivity":
+            runs = [run for one in sensitive for run in _sensitivity_runs(wanted, one)]
+        case _:
+            runs = wanted.needed(parts)
     began = time.monotonic()
     try:
         _make(folder / "runs", runs, at_once or usable_cores())
@@ -65,10 +76,14 @@ def paper(
         console.error("interrupted; the same command goes on from here")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     found = {run.id: outcomes.read(folder / "runs", run) for run in runs}
-    if what == "tune":
-        _write_rates(wanted, found, folder)
-    else:
-        _write(wanted, parts, found, folder)
+    match what:
+        case "tune":
+            _write_rates(wanted, found, folder)
+        case "sensitivity":
+            for one in sensitive:
+                _write_sensitivity(wanted, one, found, folder)
+        case _:
+            _write(wanted, parts, found, folder)
     console.say(f"{len(runs)} runs, {views.duration(time.monotonic() - began)}: {folder}")
 
 
@@ -142,7 +157,34 @@ def _write(wanted: Plan, parts: Sequence[Part], found: dict[str, Outcome], folde
                 page.append(f"## Figure {part[-1]}\n\n![{part}]({part}.png)\n")
     with results.writing("--out", folder):
         if parts == PARTS:
+            page.insert(1, tables.versus(wanted, found, targets).markdown)
+            (folder / "runs.csv").write_text(tables.runs(found, targets), "utf-8")
             (folder / "README.md").write_text("\n".join(page), "utf-8")
+    _write_specs(found, folder)
+
+
+def _sensitivity_runs(wanted: Plan, benchmark: Benchmark) -> list[Run]:
+    return [
+        *wanted.seeded(benchmark, "fedavg"),  # the target
+        *(run for _, runs in wanted.sensitivity(benchmark) for run in runs),
+    ]
+
+
+def _write_sensitivity(
+    wanted: Plan, benchmark: Benchmark, found: dict[str, Outcome], folder: Path
+) -> None:
+    fedavg = [found[run.id] for run in wanted.seeded(benchmark, "fedavg")]
+    goal = outcomes.target(fedavg)
+    table = tables.sensitivity(wanted, benchmark, found, goal)
+    with results.writing("--out", folder):
+        about = _about(wanted, {benchmark.name: goal})
+        (folder / f"{table.name}.md").write_text(f"{table.markdown}\n{about}\n", "utf-8")
+        (folder / f"{table.name}.csv").write_text(table.csv, "utf-8")
+    _write_specs(found, folder)
+
+
+def _write_specs(found: dict[str, Outcome], folder: Path) -> None:
+    with results.writing("--out", folder):
         specs = _written_specs(folder / "specs.json")  # of the other parts, made before
         specs |= {run: one.run.spec.model_dump(mode="json") for run, one in found.items()}
         text = json.dumps(dict(sorted(specs.items())), indent=1) + "\n"

@@ -12,13 +12,13 @@ from matplotlib.ticker import MaxNLocator
 from fedfa.paper.outcomes import Outcome, Point
 from fedfa.paper.plan import COMBINED, PARADIGMS, VARIANTS, Part, Plan
 from fedfa.paper.profiles import METHOD, METHODS
-from fedfa.paper.tables import Outcomes, Targets
+from fedfa.paper.tables import VARIANT, Outcomes, Targets
 from fedfa.partition import split
 from fedfa.report.figures import GREY, STYLE
 from fedfa.spec import Dirichlet
 
-COLOURS = (  # Okabe and Ito's, which the colour-blind can tell apart
-    *("#000000", "#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#F0E442"),
+COLOURS = (  # Okabe and Ito's, which the colour-blind can tell apart; wine for their pale yellow
+    *("#000000", "#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#882255"),
 )
 COLOUR = dict(zip((method.name for method in METHODS), COLOURS, strict=True))
 ALPHAS = (0.1, 0.3, 1.0, 10.0)
@@ -50,10 +50,14 @@ def draw(part: Part, plan: Plan, outcomes: Outcomes, targets: Targets) -> bytes:
         return png.getvalue()
 
 
-def _figure(columns: int, rows: int = 1, *, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+def _figure(number: int, *, columns: int = 2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """So many axes, row by row."""
+    rows, columns = -(-number // columns), min(number, columns)
     figure = Figure(figsize=(5.0 * columns, height * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, [each for row in axes for each in row]
+    axes = [each for row in figure.subplots(rows, columns, squeeze=False) for each in row]
+    for unused in axes[number:]:
+        unused.set_axis_off()
+    return figure, axes[:number]
 
 
 def _timelines(plan: Plan, outcomes: Outcomes) -> Figure:
@@ -61,7 +65,7 @@ def _timelines(plan: Plan, outcomes: Outcomes) -> Figure:
     runs = [plan.run(plan.sweep, name) for name in PARADIGMS]
     first = outcomes[runs[0].id].history
     end = _end_of_rounds(outcomes[runs[0].id]) - first.submission.created_at
-    figure, axes = _figure(len(runs))
+    figure, axes = _figure(len(runs), columns=3)
     for axis, run in zip(axes, runs, strict=True):
         history = outcomes[run.id].history
         start = history.submission.created_at
@@ -122,7 +126,8 @@ def _curves(
     benchmarks = plan.profile.benchmarks
     figure, axes = _figure(len(benchmarks), height=4.2)
     for axis, benchmark in zip(axes, benchmarks, strict=True):
-        ends = []
+        ends, reached = [], 0.0
+        goal = targets[benchmark.name]
         for method in METHODS:
             found = [outcomes[run.id] for run in plan.seeded(benchmark, method.name)]
             for outcome in found:
@@ -137,11 +142,15 @@ def _curves(
                     label=method.title if is_first else None,
                 )
                 ends.append(xs[-1] if xs else 0.0)
-        axis.axhline(targets[benchmark.name], color=GREY, linestyle=":", linewidth=1)
-        # Rounds of the slowest are many times longer than all of the others' runs.
-        axis.set(title=benchmark.title, xlabel=label, xlim=(0, sorted(ends)[len(ends) // 2] * 2))
-    axes[0].set_ylabel("best accuracy so far")
-    axes[-1].legend(fontsize=8)
+                if (point := outcome.reached(goal)) is not None:
+                    reached = max(reached, x_of(point))
+        axis.axhline(goal, color=GREY, linestyle=":", linewidth=1)
+        # Of the slowest, whose rounds are many times longer, no more than to its target.
+        end = min(max(ends), max(sorted(ends)[len(ends) // 2] * 2, reached))
+        axis.set(title=benchmark.title, xlabel=label, xlim=(0, end * 1.02))
+        axis.set_ylabel("best accuracy so far")
+    lines, titles = axes[0].get_legend_handles_labels()
+    figure.legend(lines, titles, loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
@@ -167,7 +176,7 @@ def _combined(plan: Plan, outcomes: Outcomes) -> Figure:
                 if run.variant not in ("", variant):
                     continue
                 points = outcomes[run.id].points
-                title = METHOD[name].title + (f" with {variant}" if run.variant else "")
+                title = METHOD[name].title + (f" with {VARIANT[variant]}" if run.variant else "")
                 axis.plot(
                     [point.rounds for point in points],
                     [point.accuracy for point in points],
@@ -175,7 +184,7 @@ def _combined(plan: Plan, outcomes: Outcomes) -> Figure:
                     linestyle="-" if run.variant else ":",
                     label=title,
                 )
-        axis.set(title=variant, xlabel="communication rounds (Mc client updates)")
+        axis.set(title=VARIANT[variant], xlabel="communication rounds (Mc client updates)")
         axis.legend(fontsize=8)
     axes[0].set_ylabel("accuracy")
     return figure

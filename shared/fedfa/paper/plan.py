@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from fedfa.paper.profiles import (
@@ -39,10 +39,22 @@ SWEPT = ("fedavg", "fedbuff", "fedasync", "fedfa-param", "fedfa-delta")
 COMBINED = ("fedavg", "fedfa-delta")
 VARIANTS: tuple[Variant, ...] = ("fedprox", "fednova")
 
+# FedFa-Delta's sensitivity: one setting at a time is another than the benchmark's own
+SERVER_LRS = (0.5, 1.0, 2.0, 3.0, 5.0)  # 1.0 is what the benchmark has
+BY_STALENESS: Mapping[str, Any] = {"staleness": {"kind": "polynomial"}}
+WINDOWS = (1, 2, 3, 5, 10, 20)
+CONCURRENCIES = (5, 10, 20)
+ALPHAS = (0.1, 0.3, 1.0, 10.0)
+EPOCHS = (1, 2, 5, 10)
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One simulated run. window and concurrency are the paper's K and Mc."""
+    """One simulated run. window and concurrency are the paper's K and Mc.
+
+    rule: fields of it, beside the method's own. cadence: client updates between two evaluations, if
+    not the fewest that suit every rule.
+    """
 
     benchmark: Benchmark
     method: str
@@ -53,6 +65,8 @@ class Run:
     rate: float
     variant: Variant = ""
     proximal: float = 0.0
+    rule: Mapping[str, Any] = field(default_factory=dict)
+    cadence: int | None = None
 
     @property
     def title(self) -> str:
@@ -62,7 +76,7 @@ class Run:
     @property
     def evaluated_every(self) -> int:
         """Client updates between two evaluations: whole versions, and the same, by any rule."""
-        return math.lcm(self.benchmark.concurrency, self.concurrency, self.window)
+        return self.cadence or math.lcm(self.benchmark.concurrency, self.concurrency, self.window)
 
     @property
     def every_versions(self) -> int:
@@ -77,7 +91,8 @@ class Run:
         )
 
     @property
-    def spec(self) -> FederationSpec:
+    def _fields(self) -> dict[str, Any]:
+        """Of its spec: those that are not left at their defaults."""
         method, benchmark = METHOD[self.method], self.benchmark
         rule: dict[str, Any] = dict(method.rule)
         if rule["name"] not in ("fedavg", "fedasync"):
@@ -86,32 +101,36 @@ class Run:
             rule["server_lr"] = float(self.window)
         if self.variant == "fednova":
             rule["fednova"] = True
+        rule |= self.rule
         local = benchmark.fields["local"] | {
             "optimizer": {"name": benchmark.optimizer, "learning_rate": self.rate}
         }
         if self.variant == "fedprox":
             local["proximal"] = self.proximal
-        return parse(
-            benchmark.fields
-            | {
-                "rule": rule,
-                "concurrency": self.concurrency,
-                "local": local,
-                "delay": DELAY,
-                "evaluation": {"every_versions": self.every_versions},
-                "stop": {"updates": self.updates},
-                "retention": {"keep": "bounded", "keep_last": 1, "min_age_seconds": 0},
-                "seed": self.seed,
-            },
-            source=self.title,
-        )
+        return benchmark.fields | {
+            "rule": rule,
+            "concurrency": self.concurrency,
+            "local": local,
+            "delay": DELAY,
+            "evaluation": {"every_versions": self.every_versions},
+            "stop": {"updates": self.updates},
+            "retention": {"keep": "bounded", "keep_last": 1, "min_age_seconds": 0},
+            "seed": self.seed,
+        }
+
+    @property
+    def spec(self) -> FederationSpec:
+        return parse(self._fields, source=self.title)
 
     @property
     def id(self) -> str:
-        """Readable, and another one for every other spec."""
-        fields = canonical_json(self.spec.model_dump(mode="json"))
+        """Readable, and another one for every other spec.
+
+        It has nothing of the defaults: a field that specs get later changes no id, and the runs
+        that were made stay good.
+        """
         variant = f"-{self.variant}" if self.variant else ""
-        digest = hashlib.sha256(fields.encode()).hexdigest()[:8]
+        digest = hashlib.sha256(canonical_json(self._fields).encode()).hexdigest()[:8]
         return f"{self.benchmark.name}-{self.method}{variant}-s{self.seed}-{digest}"
 
 
@@ -193,13 +212,52 @@ class Plan:
                 yield from self.by_window()
 
     def tuning(self) -> list[Run]:
-        """Every method on every family at each of its three rates, half a budget, its own seed."""
+        """Every method on every family at each of its rates, half a budget, its own seed."""
         families = {one.family: one for one in self.profile.benchmarks}  # the non-IID one is last
         return [
             replace(_halved(self.run(benchmark, method.name, TUNING_SEED)), rate=rate)
             for benchmark in families.values()
             for method in METHODS
             for rate in benchmark.rates
+        ]
+
+    def sensitivity(self, benchmark: Benchmark) -> list[tuple[str, list[Run]]]:
+        """FedFa-Delta by one setting after the other: what it is, and its runs, one for each seed.
+
+        The first is the benchmark's own. All of one benchmark are evaluated equally often.
+        """
+        own = self.run(benchmark, "fedfa-delta")
+        rows = [("as it is", own)]
+        for more, rule in (("", {}), (", staleness polynomial", BY_STALENESS)):
+            rows += [
+                (f"server_lr {lr:g}{more}", replace(own, rule={"server_lr": lr, **rule}))
+                for lr in SERVER_LRS
+                if rule or lr != 1.0
+            ]
+        rows += [(f"K = {one}", replace(own, window=one)) for one in WINDOWS]
+        rows += [
+            (f"Mc = {one}", replace(own, concurrency=one))
+            for one in CONCURRENCIES
+            if benchmark.allows(one)
+        ]
+        for title, section, name, values in (
+            ("alpha", "partition", "alpha", ALPHAS),
+            ("local epochs", "local", "epochs", EPOCHS),
+        ):
+            for one in values:
+                fields = {section: benchmark.fields[section] | {name: one}}
+                changed = replace(benchmark, fields=benchmark.fields | fields)
+                rows.append((f"{title} {one:g}", replace(own, benchmark=changed)))
+        return [
+            (
+                title,
+                [
+                    replace(run, seed=seed, cadence=own.evaluated_every)
+                    for seed in range(self.seeds)
+                ],
+            )
+            for title, run in rows
+            if title == rows[0][0] or run._fields != own._fields
         ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedfa import keys, manifests
+from fedfa.errors import InvalidInput
 from fedfa.paper.plan import Run
 from fedfa.simulate.simulation import simulation
 from fedfa.store import DirectoryStore
@@ -24,7 +25,7 @@ class Progress:
 
 def missing(folder: Path, runs: Sequence[Run]) -> list[Run]:
     store = DirectoryStore(folder)
-    return [run for run in runs if not _is_done(store, run.id)]
+    return [run for run in runs if not _is_done(store, run)]
 
 
 def make(folder: Path, runs: Sequence[Run], *, num_at_once: int) -> Iterator[Progress]:
@@ -58,12 +59,14 @@ def make(folder: Path, runs: Sequence[Run], *, num_at_once: int) -> Iterator[Pro
                 future.cancel()
 
 
-def _is_done(store: DirectoryStore, federation: str) -> bool:
-    newest = manifests.newest(store, federation)
+def _is_done(store: DirectoryStore, run: Run) -> bool:
+    newest = manifests.newest(store, run.id)
     if newest is None or newest.manifest.state.status == "running":
         return False
+    if manifests.submitted(store, run.id).spec != run.spec:  # a default became another
+        raise InvalidInput(f"{run.id} in {store.name} is a run of another spec; delete it")
     final = newest.manifest.state.final_version
-    return final is None or store.exists(keys.evaluation(federation, final))
+    return final is None or store.exists(keys.evaluation(run.id, final))
 
 
 def _forget_updates(store: DirectoryStore, federation: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedfa.paper.outcomes import Outcome, Point, Spread, speed_up, spread
 from fedfa.paper.plan import COMBINED, SWEPT, VARIANTS, Part, Plan, Run
-from fedfa.paper.profiles import METHOD, METHODS
+from fedfa.paper.profiles import METHOD, METHODS, Benchmark
 
 NOT_REACHED = "not reached"
 
@@ -27,7 +27,7 @@ class Cell:
 class Table:
     """rows: for people. records: for programs, one for each cell."""
 
-    name: Part
+    name: str
     title: str
     note: str
     header: list[str]
@@ -79,6 +79,8 @@ class Measure:
 TIME = Measure("Virtual time", "in units of the fastest client's job", lambda p: p.seconds)
 ROUNDS = Measure("Communication rounds", "one round is Mc client updates", lambda p: p.rounds)
 
+VERSUS = ("fedavg", "fedbuff", "fedbuff-at-once")
+
 Outcomes = Mapping[str, Outcome]  # by the run's id
 Targets = Mapping[str, float]  # by benchmark
 
@@ -104,7 +106,7 @@ def _to_target(
     table = Table(
         part,
         f"Table {part[-1]}. {measure.title} to the target accuracy",
-        f"Mean and standard deviation over {plan.seeds} seeds, {measure.unit}. Where not every "
+        f"{_over(plan.seeds)}, {measure.unit}. Where not every "
         "seed reached the target, the mean is of those that did, and their number follows. In "
         "brackets how many times sooner than FedAvg with the same seed: the median over the seeds "
         "(the lower one of two), where a run that did not reach the target is infinitely late.",
@@ -122,12 +124,44 @@ def _to_target(
     return table
 
 
+def versus(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
+    """FedFa-Delta against what the paper compares it with, seed by seed."""
+    table = Table(
+        "versus",
+        "FedFa-Delta against the others, seed by seed",
+        "How many times sooner FedFa-Delta reaches the target in virtual time, and how many times "
+        "fewer client updates it needs: the median over the seeds (the lower one of two), and in "
+        f"brackets each of the seeds from 0 to {plan.seeds - 1}. `never`: FedFa-Delta did not "
+        "reach it; `only`: the other one did not; `-`: neither did.",
+        ["", "time", "client updates"],
+    )
+    for benchmark in plan.profile.benchmarks:
+        goal = targets[benchmark.name]
+        for method in VERSUS:
+            cells = []
+            for measure in (TIME, ROUNDS):  # a round is Mc updates by either
+                theirs = _reached(outcomes, plan.seeded(benchmark, method), goal, measure)
+                ours = _reached(outcomes, plan.seeded(benchmark, "fedfa-delta"), goal, measure)
+                each = [speed_up([one], [other]) for one, other in zip(theirs, ours, strict=True)]
+                median = speed_up(theirs, ours)
+                text = f"{_ratio_text(median)} ({', '.join(map(_ratio_text, each))})"
+                known = [one if one and math.isfinite(one) else None for one in each]
+                cells.append(Cell(measure.title, text, spread(known), median))
+            table.add(f"{benchmark.title}: {METHOD[method].title}", cells)
+    return table
+
+
+def _ratio_text(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return {0.0: "never", math.inf: "only"}.get(ratio, f"{ratio:.2f}")
+
+
 def _best(plan: Plan, outcomes: Outcomes) -> Table:
     table = Table(
         "table4",
         "Table 4. Best accuracy within the budget",
-        f"Mean and standard deviation over {plan.seeds} seeds; every method has the same number of "
-        "client updates.",
+        f"{_over(plan.seeds)}; every method has the same number of client updates.",
         ["", *(one.title for one in plan.profile.benchmarks)],
     )
     for method in METHODS:
@@ -166,7 +200,7 @@ def _combined(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
     )
     for name in COMBINED:
         for run, variant in zip(plan.combined(name), ("", *VARIANTS), strict=True):
-            title = METHOD[name].title + (f" with {_VARIANT[variant]}" if variant else "")
+            title = METHOD[name].title + (f" with {VARIANT[variant]}" if variant else "")
             rounds = spread(_reached(outcomes, [run], goal, ROUNDS))
             seconds = spread(_reached(outcomes, [run], goal, TIME))
             best = spread([outcomes[run.id].best])
@@ -179,7 +213,62 @@ def _combined(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
     return table
 
 
-_VARIANT = {"fedprox": "FedProx", "fednova": "FedNova"}
+def runs(outcomes: Outcomes, targets: Targets) -> str:
+    """CSV, one line a run: what it was, and what came of it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        (
+            *("run", "benchmark", "method", "variant", "seed", "window", "concurrency", "rate"),
+            *("updates", "target", "time_to_target", "rounds_to_target", "best", "ended_early"),
+        )
+    )
+    for name, one in outcomes.items():
+        run, goal = one.run, targets[one.run.benchmark.name]
+        reached = one.reached(goal)
+        writer.writerow(
+            (
+                *(name, run.benchmark.name, run.method, run.variant, run.seed, run.window),
+                *(run.concurrency, run.rate, run.updates, goal),
+                *(("", "") if reached is None else (reached.seconds, reached.rounds)),
+                *(one.best, one.reason),
+            )
+        )
+    return text.getvalue()
+
+
+def sensitivity(plan: Plan, benchmark: Benchmark, outcomes: Outcomes, goal: float) -> Table:
+    own = plan.run(benchmark, "fedfa-delta")
+    table = Table(
+        f"sensitivity-{benchmark.name}",
+        f"FedFa-Delta's sensitivity: {benchmark.title}",
+        f"Target {goal:g}; as it is: server_lr 1, K = {own.window}, Mc = {own.concurrency}, "
+        f"learning rate {own.rate:g}. One setting at a time is another one. "
+        f"{_over(plan.seeds)}.",
+        ["", "time to the target", "client updates to the target", "best accuracy", "ended early"],
+    )
+    for title, runs in plan.sensitivity(benchmark):
+        found = [outcomes[run.id] for run in runs]
+        seconds = spread(_reached(outcomes, runs, goal, TIME))
+        rounds = _reached(outcomes, runs, goal, ROUNDS)
+        updates = spread([None if one is None else one * runs[0].concurrency for one in rounds])
+        best = spread([one.best for one in found])
+        early = spread([float(bool(one.reason)) for one in found])
+        cells = [
+            Cell("time", _text(seconds, "{:.1f}"), seconds),
+            Cell("updates", _text(updates, "{:.0f}"), updates),
+            Cell("best", _text(best, "{:.3f}"), best),
+            Cell("ended early", f"{sum(1 for one in found if one.reason)} of {len(runs)}", early),
+        ]
+        table.add(title, cells)
+    return table
+
+
+VARIANT = {"fedprox": "FedProx", "fednova": "FedNova"}
+
+
+def _over(seeds: int) -> str:
+    return "One seed" if seeds == 1 else f"Mean and standard deviation over {seeds} seeds"
 
 
 def _reached(

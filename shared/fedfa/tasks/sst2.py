@@ -34,13 +34,14 @@ class Sst2Options(TextOptions):
     )
     lora_rank: int = Field(default=1, ge=1)
     lora_alpha: int = Field(default=1, ge=1, description="the update B A is scaled by alpha / rank")
+    train_examples: int | None = Field(default=None, ge=1, description="use only the first ones")
 
 
 class Sst2(TextClassification):
     def __init__(self, spec: FederationSpec) -> None:
         chosen = options(spec, Sst2Options)
         root = place(chosen.data)
-        train, test = read(root, "train"), read(root, "dev")
+        train, test = read(root, "train", chosen.train_examples), read(root, "dev")
         shards = split(np.array(train.labels), spec.partition, spec.clients or 0, spec.seed)
         clients = {
             client_name(number): Sentences(
@@ -52,8 +53,8 @@ class Sst2(TextClassification):
         super().__init__(spec, chosen, train=clients, test=test, lora=lora)
 
 
-def read(root: Path, part: str) -> Sentences:
-    """The sentences of train or dev."""
+def read(root: Path, part: str, limit: int | None = None) -> Sentences:
+    """The sentences of train or dev, at most so many."""
     file = next((f for f in (root / f"{part}.tsv", root / f"{part}.tsv.gz") if f.is_file()), None)
     if file is None:
         raise InvalidData(
@@ -73,4 +74,5 @@ def read(root: Path, part: str) -> Sentences:
             f"{file}: line {wrong[0] if wrong else 1} is not as expected: a header "
             "sentence<TAB>label, then one sentence, a tab and 0 or 1 on each line"
         )
-    return Sentences([sentence for sentence, _ in rows], [int(label) for _, label in rows])
+    taken = rows[:limit]
+    return Sentences([sentence for sentence, _ in taken], [int(label) for _, label in taken])
