@@ -374,6 +374,14 @@ def test_a_truncated_table_is_unreadable_data(data, suffix):
         task_of("text", data=f"cut.{suffix}")
 
 
+def test_an_option_that_is_missing_is_named(data):
+    fields = fields_of("text")
+    del fields["task"]["options"]["data"]
+
+    with pytest.raises(InvalidSpec, match=r"task\.options of text: data: is missing"):
+        load(parse(fields), allowed=[])
+
+
 def test_a_label_that_only_the_test_has_is_named(data):
     tiny.write_table(data / "test.csv", [row | {"verdict": "odd"} for row in tiny.reviews(3, 1)])
 
