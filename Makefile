@@ -100,10 +100,10 @@ images-test: $(VENV)/.installed  ## run the chart's pods with those images in po
 	$(BIN)/python k8s/images_test.py
 
 docs: $(VENV)/.installed  ## build the documentation into site/, strictly; it needs no other host
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: $(VENV)/.installed  ## serve it while you write
-	$(BIN)/mkdocs serve --watch shared --watch services
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --watch shared --watch services
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

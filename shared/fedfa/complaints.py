@@ -40,6 +40,8 @@ def _problem(problem: Any, model: type[BaseModel] | None) -> str:
     elif kind == "union_tag_invalid":
         path, value = [*path, context["discriminator"].strip("'")], context["tag"]
         text = f"there are: {context['expected_tags']}"
+    elif kind == "missing":
+        text = "is missing"
     elif kind == "union_tag_not_found":
         tags = sorted(str(tag) for section in at for tag in _tags(section))
         text = f"{context['discriminator']} says which one{_listed(tags)}, and is missing"

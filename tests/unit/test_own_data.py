@@ -281,7 +281,7 @@ def append(text):
         (
             "text",
             {"text": "words"},
-            r"reviews\.csv: no column words; there are: shop, review, verdict",
+            r"reviews\.csv: no column words; there are: shop, review, verdict; task\.options says",
         ),
         ("text", {"client": "who"}, r"reviews\.csv: no column who; there are: shop, review, verd"),
         ("text", {"classes": 3}, r"reviews\.csv: 2 classes, .*classes says 3: negative, positive"),
@@ -374,10 +374,20 @@ def test_a_truncated_table_is_unreadable_data(data, suffix):
         task_of("text", data=f"cut.{suffix}")
 
 
+def test_an_option_that_is_missing_is_named(data):
+    fields = fields_of("text")
+    del fields["task"]["options"]["data"]
+
+    with pytest.raises(InvalidSpec, match=r"task\.options of text: data: is missing"):
+        load(parse(fields), allowed=[])
+
+
 def test_a_label_that_only_the_test_has_is_named(data):
     tiny.write_table(data / "test.csv", [row | {"verdict": "odd"} for row in tiny.reviews(3, 1)])
 
-    with pytest.raises(InvalidData, match=r"test\.csv: label odd is not in the training data.*neg"):
+    with pytest.raises(
+        InvalidData, match=r"test\.csv: label odd is not in the training.*neg.*task\.options\.test"
+    ):
         task_of("text", test="test.csv")
 
 

@@ -33,7 +33,8 @@ class ShardOptions(Section):
     test: str | None = Field(
         default=None,
         min_length=1,
-        description="held-out examples of the same form; without, test_share is held out",
+        description="held-out examples, of all clients together: a table, a folder of tables, or "
+        "for pictures a folder for each class; without, test_share is held out",
     )
     test_share: float = Field(
         default=0.2, gt=0, lt=1, description="of each client's examples, held out without test"
@@ -79,7 +80,7 @@ def load(spec: FederationSpec, options: ShardOptions, read: Read) -> Shards:
     if unknown := sorted(set(test.columns[options.label]) - set(classes)):
         raise InvalidData(
             f"{test.source}: label {unknown[0]} is not in the training data, which has: "
-            f"{_listed(classes)}"
+            f"{_listed(classes)}; correct it, or task.options.test, which has no folders of clients"
         )
     shards = Shards(train, test, classes, options.label)
     if spec.partition.kind == "natural":

@@ -104,7 +104,8 @@ def _checked(file: Path, found: Mapping[str, list[Any]], columns: Mapping[str, C
     for wanted, convert in columns.items():
         if wanted not in found:
             raise InvalidData(
-                f"{file}: no column {wanted}; there are: {', '.join(found) or 'none'}"
+                f"{file}: no column {wanted}; there are: {', '.join(found) or 'none'}; "
+                "task.options says which is which"
             )
         values: list[Any] = []
         for row, value in enumerate(found[wanted], 1):
