@@ -108,7 +108,7 @@ def allowed_modules(spec: FederationSpec) -> list[str]:
 def describe(spec: FederationSpec) -> str:
     """A spec in a few words; that nothing in it ends the federation is worth one too."""
     rule = spec.rule
-    clients = f"{spec.clients} clients" if spec.clients else "its own clients"
+    clients = f"{spec.clients} clients" if spec.clients else "the clients of its data"
     window = "" if isinstance(rule, FedAvg | FedAsync) else f"K = {rule.window}, "
     endless = ", until it is stopped (the spec has no `stop`)" if spec.stop == Stop() else ""
     return f"{spec.task.name} on {clients} by {rule.name}, {window}Mc = {spec.concurrency}{endless}"
