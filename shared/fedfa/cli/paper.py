@@ -187,8 +187,8 @@ def _write_specs(found: dict[str, Outcome], folder: Path) -> None:
     with results.writing("--out", folder):
         specs = _written_specs(folder / "specs.json")  # of the other parts, made before
         specs |= {run: one.run.spec.model_dump(mode="json") for run, one in found.items()}
-        text = json.dumps(dict(sorted(specs.items())), indent=1) + "\n"
-        (folder / "specs.json").write_text(text, "utf-8")
+        lines = [f"{json.dumps(run)}: {json.dumps(spec)}" for run, spec in sorted(specs.items())]
+        (folder / "specs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
 
 def _written_specs(path: Path) -> dict[str, object]:
