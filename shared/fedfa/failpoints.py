@@ -26,9 +26,9 @@ Name = Literal[
     "commit.model_put",  # the model's file is there, no manifest names it
     "commit.before_manifest",
     "commit.after_manifest",  # committed, and the writer may not know it
-    "commit.head_put",
     "aggregator.committed",  # nobody was told
-    "aggregator.published",  # ModelReady was sent, nothing is acknowledged
+    "aggregator.published",  # ModelReady was sent, HEAD.json lags
+    "commit.head_put",  # nothing is acknowledged
     "aggregator.acked",  # after each acknowledgement
     # the trainer: a claim, then one of three kinds of work
     "trainer.claimed",  # the scheduler knows, the broker still holds the message

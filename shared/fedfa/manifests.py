@@ -149,7 +149,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
 
     Returns when it is committed by this writer, also when a retried request met its own success.
     Raises Fenced when another manifest has this number, StoreUnavailable when the outcome is
-    unknown. HEAD.json is moved afterwards; readers do not depend on it.
+    unknown.
     """
     body = encode(manifest)
     reach("commit.before_manifest")
@@ -163,9 +163,13 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
                 f"{manifest.federation}: manifest {manifest.n} was committed by {winner}"
             ) from None
     reach("commit.after_manifest")
+    return Committed(manifest, hashlib.sha256(body).hexdigest())
+
+
+def move_head(store: ObjectStore, manifest: Manifest) -> None:
+    """Point HEAD.json at a committed manifest. Nobody waits for a hint: do it last."""
     store.put(keys.head(manifest.federation), canonical_json({"n": manifest.n}).encode())
     reach("commit.head_put")
-    return Committed(manifest, hashlib.sha256(body).hexdigest())
 
 
 def submitted(store: ObjectStore, federation: str) -> Submitted:

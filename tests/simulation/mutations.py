@@ -20,7 +20,7 @@ from fedfa.history import Evaluation
 from fedfa.messages import EvalJob, InitReady, UpdateReady
 from fedfa.retention import Kept
 from fedfa.spec import FederationSpec, KeepBounded, parse
-from fedfa.tensors import FlatModel, canonical_json
+from fedfa.tensors import FlatModel
 from fedfa_aggregator.deciding import Judge
 from fedfa_aggregator.service import Aggregator
 from fedfa_scheduler import bucket, fleet
@@ -51,7 +51,6 @@ def no_fence(original: Any) -> Any:
     def commit(store: Any, manifest: Any) -> Any:
         body = manifests.encode(manifest)
         store.put(keys.manifest(manifest.federation, manifest.n), body)
-        store.put(keys.head(manifest.federation), canonical_json({"n": manifest.n}).encode())
         return manifests.decode(body)
 
     return commit

@@ -43,6 +43,11 @@ class Batch:
     is_complete: bool = False
     is_birth: bool = False
 
+    @property
+    def is_commit(self) -> bool:
+        """Whether there is something to commit, or a birth that committed itself."""
+        return bool(self.decisions) or self.is_birth
+
 
 class Judge:
     """Decides messages into a batch. Nothing is written; what it read is dropped again."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fedfa import ledger as ledgers
+from fedfa import manifests
 from fedfa.broker import Consumer, Delivery
 from fedfa.errors import (
     Fenced,
@@ -163,6 +164,8 @@ class Aggregator:
             reach("aggregator.committed")
             self._announce(ledger, batch)
             reach("aggregator.published")
+            if batch.is_commit:
+                manifests.move_head(self._store, ledger.head.manifest)
         for mail in batch.answered:
             mail.delivery.ack()
             reach("aggregator.acked")
@@ -211,7 +214,7 @@ class Aggregator:
         return ledger
 
     def _log(self, ledger: Ledger, batch: Batch) -> None:
-        if not (batch.decisions or batch.is_birth):
+        if not batch.is_commit:
             return
         manifest = ledger.head.manifest
         extra = {

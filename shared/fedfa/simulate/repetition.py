@@ -97,6 +97,7 @@ class _Repetition:
             for committed in ahead:
                 self._train(book, committed)
             book = self._again(book, book.replica, ahead.popleft())
+            manifests.move_head(self._store, book.head.manifest)
             ahead.extend(islice(log, 1))
             yield book
 

@@ -237,7 +237,9 @@ class Simulation:
         self, book: Ledger, replica: Replica, decisions: tuple[Decision, ...], now: float
     ) -> Ledger:
         self._num_commits += 1
-        return ledger.commit(self._store, book, replica, decisions, writer=WRITER, now=now)
+        book = ledger.commit(self._store, book, replica, decisions, writer=WRITER, now=now)
+        manifests.move_head(self._store, book.head.manifest)
+        return book
 
     # -- jobs ------------------------------------------------------------------------------------
 
