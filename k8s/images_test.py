@@ -1,9 +1,9 @@
 """Run what the chart renders as real pods: podman, the images, a RabbitMQ and an S3 server.
 
 A federation of digits is trained while every pod is killed once; then it is verified. Afterwards a
-trainer gets SIGTERM in the middle of a long job, and must have handed it back within 5 s. Each
-component has the broker user that k8s/rabbitmq-users.sh made for it. `make images-test` runs this,
-as root.
+trainer gets SIGTERM in the middle of a long job, and must have handed it back within 5 s. At last a
+task of `fedfa new` is trained, by the pool whose image is built from the trainer's. Each component
+has the broker user that k8s/rabbitmq-users.sh made for it. `make images-test` runs this, as root.
 
 podman has no Services, probes, projected volumes and pod networks: pods share the host's network,
 each with a port of its own, and their secrets are a folder. Everything else is as rendered.
@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -36,6 +37,7 @@ USER = 10001
 RELEASE = "fedfa"
 VHOST = "images"
 COMPONENTS = ("aggregator", "scheduler", "trainer-one", "trainer-two")
+OWN_IMAGE = "localhost/fedfa-images-test-own-task:latest"  # of pool two
 START_SECONDS = 180.0
 RUN_SECONDS = 900.0
 RELEASE_SECONDS = 5.0
@@ -73,7 +75,7 @@ def main() -> None:
     parser.add_argument("--tag", default=__version__)
     options = parser.parse_args()
     if shutil.which("podman") is None:
-        raise SystemExit("images-test: no podman here; Debian: apt-get install podman runc")
+        raise SystemExit("images-test: no podman here; Debian: apt-get install podman runc catatonit")
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="fedfa-images-")))
         folder.chmod(0o755)
@@ -92,6 +94,7 @@ class Trial:
     def run(self) -> None:
         for name, has_torch, has_kernel in IMAGES:
             self._look_into(name, has_torch=has_torch, has_kernel=has_kernel)
+        own_task = self._build_own_task()
         self._start_servers()
         self._play()
         name = self._submit(SPEC)
@@ -106,6 +109,7 @@ class Trial:
         self._cli("watch", name)
         print(self._cli("verify", name).strip())
         self._release_in_time()
+        self._train_own_task(own_task)
 
     # -- what is in the images --------------------------------------------------------------------
 
@@ -118,6 +122,17 @@ class Trial:
         if found != wanted or __version__ not in version:
             raise SystemExit(f"images-test: {image}: {version}, {found}; expected {wanted}")
         print(f"{image}: {version}, {found}")
+
+    def _build_own_task(self) -> Path:
+        """As the README of a new task says, with podman in docker's place."""
+        fedfa = [sys.executable, "-m", "fedfa.cli"]
+        subprocess.run([*fedfa, "new", "own-task"], cwd=self._folder, check=True, timeout=60)
+        package = self._folder / "own-task"
+        trainer = f"{self._registry}/fedfa-trainer:{self._tag}"
+        build = ["build", "--isolation", "chroot", "--build-arg", f"TRAINER={trainer}"]
+        podman(*build, "--tag", OWN_IMAGE, str(package))
+        self._cleanup.callback(podman, "rmi", "--force", OWN_IMAGE)
+        return package
 
     # -- servers and pods -------------------------------------------------------------------------
 
@@ -171,7 +186,7 @@ class Trial:
             "scheduler": {"settings": {"leaseTtlSeconds": 15}},
             "trainers": {
                 "defaults": {"settings": {"trainerJobs": 4, "trainerTorchThreads": 1}},
-                "pools": [{"name": "one"} | pool, {"name": "two"} | pool],
+                "pools": [{"name": "one"} | pool, {"name": "two", "image": OWN_IMAGE} | pool],
             },
             "broker": {
                 "host": "127.0.0.1",
@@ -265,6 +280,15 @@ class Trial:
         if seconds > RELEASE_SECONDS:
             raise SystemExit(f"handed back after {seconds:.1f} s, more than {RELEASE_SECONDS:g}")
         self._cli("stop", name)
+
+    def _train_own_task(self, package: Path) -> None:
+        podman("start", *(container_of(each) for each in COMPONENTS))  # one was told to end
+        podman("stop", container_of("trainer-one"))
+        await_true(lambda: self._is_ready("trainer-two"), "trainer-two did not come back")
+        spec = yaml.safe_load((package / "own_task.yaml").read_text())
+        name = self._submit(spec | {"stop": {"updates": 8}})
+        self._cli("watch", name)
+        print(self._cli("verify", name).strip())
 
     def _submit(self, spec: dict[str, Any]) -> str:
         path = self._folder / f"spec-{secrets.token_hex(4)}.yaml"
