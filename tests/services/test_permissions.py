@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,6 +110,38 @@ def test_each_component_can_do_its_work_from_an_empty_broker(users: Users) -> No
     consume_once(users["trainer-south"], queues(("south", "islands")))
     for publisher in (early, scheduler, aggregator):
         publisher.close()
+
+
+def test_a_queue_that_comes_later_holds_up_no_other(users: Users) -> None:
+    # given a trainer of two pools, one of which no federation has used yet
+    with channel(users["scheduler"]) as made:
+        made.queue_delete(topology.jobs_queue("islands").name)
+    scheduler = Publisher(users["scheduler"], name="scheduler")
+    scheduler.publish(START, topology.BROADCAST, timeout_seconds=20)
+    scheduler.publish(b"south", topology.jobs("south"), timeout_seconds=20)
+    trainer = Consumer(users["trainer-south"], queues(("south", "islands")), name="trainer")
+    # then it works for the other
+    take(trainer, topology.jobs_queue("south").name, b"south")
+    assert trainer.is_consuming
+    # and when the first job of the new one is there, for both
+    scheduler.publish(b"islands", topology.jobs("islands"), timeout_seconds=20)
+    take(trainer, topology.jobs_queue("islands").name, b"islands")
+    scheduler.publish(b"more", topology.jobs("south"), timeout_seconds=20)
+    take(trainer, topology.jobs_queue("south").name, b"more")
+    assert trainer.epoch == 1
+    trainer.close()
+    scheduler.close()
+
+
+def take(consumer: Consumer, queue: str, body: bytes) -> None:
+    """Acknowledge deliveries until this one comes."""
+    until = time.monotonic() + 30
+    for delivery in consumer:
+        if delivery is not None:
+            delivery.ack()
+            if (delivery.queue, delivery.body) == (queue, body):
+                return
+        assert time.monotonic() < until, f"no {body!r}"
 
 
 @pytest.fixture(scope="module")

@@ -269,14 +269,34 @@ def declare_exchange(channel: BlockingChannel, route: Route) -> None:
     channel.exchange_declare(route.exchange, exchange_type=route.kind, durable=True)
 
 
-def require_queue(channel: BlockingChannel, queue: Queue, settings: BrokerSettings) -> str:
-    """Declare a queue, or wait for another process to do it; return its name at the broker."""
+def require_queue(
+    connection: BlockingConnection,
+    channel: BlockingChannel,
+    queue: Queue,
+    settings: BrokerSettings,
+) -> str | None:
+    """Declare a queue and return its name at the broker; None: another process has to, and did not.
+
+    The private queue of a broadcast is always declared.
+    """
     if settings.declare:
         return declare_queue(channel, queue)
     if queue.name == "":
         return _declare_and_bind(channel, queue)
-    channel.queue_declare(queue.name, passive=True)  # missing: an error that is tried again
-    return queue.name
+    return queue.name if counts(connection, queue.name) else None
+
+
+def counts(connection: BlockingConnection, queue_name: str) -> tuple[int, int] | None:
+    """(ready messages, consumers) of a queue, or None if there is no such queue."""
+    own = connection.channel()  # the broker closes the channel that asks for a missing queue
+    try:
+        found = own.queue_declare(queue_name, passive=True).method
+    except ChannelClosedByBroker as error:
+        if error.reply_code == NOT_FOUND:
+            return None
+        raise
+    own.close()
+    return found.message_count, found.consumer_count
 
 
 def declare_queue(channel: BlockingChannel, queue: Queue) -> str:

@@ -30,6 +30,7 @@ from fedfa.topology import Queue
 logger = logging.getLogger(__name__)
 
 STANDBY_SECONDS = 2.0  # between two tries to consume a queue that another consumer holds
+MISSING_SECONDS = 2.0  # between two looks for a queue that another process has to declare
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +58,7 @@ class Consumer(Link):
 
     queues: (queue, prefetch) each. `epoch` counts how often consuming began: it is greater after
     a gap. While `is_standby`, another consumer holds an exclusive queue, and this one waits.
+    Without the right to declare queues, one that is missing is consumed as soon as it is there.
     heard is told of each delivery as it arrives, in the connection's thread: it must neither
     block nor raise.
     """
@@ -98,7 +100,7 @@ class Consumer(Link):
 
     @property
     def is_consuming(self) -> bool:
-        """Registered for every queue, on an open channel: what readiness means."""
+        """Registered for every queue that is there, on an open channel: what readiness means."""
         channel = self._channel
         return channel is not None and channel.is_open and self._is_registered
 
@@ -182,12 +184,17 @@ class Consumer(Link):
     def _consume(self, connection: BlockingConnection) -> None:
         with self._must_answer(connection, f"consume {', '.join(self._queues)}"):
             channel = self._register(connection)
+        looked_at = time.monotonic()
         while channel.is_open and not self._was_cancelled:
             if self._closing.is_set() or self._must_give_back or self._is_suspended:
                 self._wind_down(connection, channel)
                 return
             connection.process_data_events(time_limit=TURN_SECONDS)
             self._run_commands(connection)
+            if self._lacks_queue and time.monotonic() - looked_at > MISSING_SECONDS:
+                with self._must_answer(connection, "look for missing queues"):
+                    self._consume_what_is_there(connection, channel)
+                looked_at = time.monotonic()
         if self._was_cancelled:  # the queue was deleted: let all its consumers hear of it first
             connection.sleep(DELETED_SECONDS)
         # pika raises nothing when the broker closes a channel or cancels a consumer
@@ -199,17 +206,30 @@ class Consumer(Link):
         channel.add_on_cancel_callback(self._on_cancelled)
         self._was_cancelled = False
         self._must_give_back = False  # the new channel has delivered nothing yet
+        self._actual.clear()
         self._tags.clear()
-        for name, (queue, _) in self._queues.items():
-            self._actual[name] = require_queue(channel, queue, self._settings)
         self._channel = channel
-        for name in self._queues:
-            self._consume_or_cancel(name)
+        self._consume_what_is_there(connection, channel)
         self.is_standby = False
         self.epoch += 1
         self._is_registered = True
         self._up()
         return channel
+
+    @property
+    def _lacks_queue(self) -> bool:
+        return len(self._actual) < len(self._queues)
+
+    def _consume_what_is_there(
+        self, connection: BlockingConnection, channel: BlockingChannel
+    ) -> None:
+        for name, (queue, _) in self._queues.items():
+            if name not in self._actual:
+                actual = require_queue(connection, channel, queue, self._settings)
+                if actual is not None:
+                    self._actual[name] = actual
+        for name in self._actual:
+            self._consume_or_cancel(name)
 
     def _stand_by(self, connection: BlockingConnection) -> None:
         if not self.is_standby:
@@ -238,7 +258,7 @@ class Consumer(Link):
     def _consume_or_cancel(self, name: str) -> None:
         """Make the broker's view of one queue what pause() and resume() asked for last."""
         channel, tag = self._channel, self._tags.get(name)
-        if channel is None:
+        if channel is None or name not in self._actual:
             return
         if name in self._paused and tag is not None:
             del self._tags[name]

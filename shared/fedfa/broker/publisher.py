@@ -20,11 +20,11 @@ from fedfa.broker.connection import (
     DELETED_SECONDS,
     FAILURES,
     NO_ANSWER,
-    NOT_FOUND,
     SETTLE_SECONDS,
     TURN_SECONDS,
     Link,
     closed_reason,
+    counts,
     declare_exchange,
     declare_queue,
     endpoint,
@@ -232,13 +232,4 @@ class Publisher(Link):
 def _count(
     connection: BlockingConnection, channel: BlockingChannel, *, queue_name: str
 ) -> tuple[int, int]:
-    """On a channel of its own: the broker closes the channel that asks for a missing queue."""
-    own = connection.channel()
-    try:
-        found = own.queue_declare(queue_name, passive=True).method
-    except ChannelClosedByBroker as error:
-        if error.reply_code == NOT_FOUND:
-            return 0, 0
-        raise
-    own.close()
-    return found.message_count, found.consumer_count
+    return counts(connection, queue_name) or (0, 0)
