@@ -17,7 +17,8 @@ from fedfa.federation import Federation, apply_rule, found, refusal, step
 from fedfa.manifests import Committed, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.replica import Replica, needs_base, next_model, update_cosine, update_norm
-from fedfa.spec import KeepBounded, Submitted
+from fedfa.sections import KeepBounded
+from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensors import FlatModel, distance, encode, sha256
 

@@ -24,7 +24,7 @@ from fedfa.compression import from_bf16, from_int8, num_scales, to_bf16, to_int8
 from fedfa.errors import InvalidTensors
 from fedfa.kernel import NORM_BLOCK, Floats, kernel
 from fedfa.memory import Bytes, recycled
-from fedfa.spec import Compression
+from fedfa.sections import Compression
 
 Kind = Literal["parameter", "buffer", "integer"]
 Integers = npt.NDArray[np.int64]

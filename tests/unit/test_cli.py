@@ -19,7 +19,8 @@ from fedfa.errors import Misconfigured, NotFound
 from fedfa.history import HistoryReader, find_model, is_over
 from fedfa.ledger import read_model
 from fedfa.manifests import birth_of
-from fedfa.spec import FederationSpec, Stop
+from fedfa.sections import Stop
+from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore
 from fedfa.submission import ID, new_id
 from fedfa.summary import Summary, headline_of, summarize

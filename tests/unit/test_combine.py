@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfa.merge import Combination, Entry, combine, rule_of
-from fedfa.spec import FedAsync, FedAvg, FedBuff, FedfaDelta, FedfaParam, Port, RuleChoice
+from fedfa.rule_choices import FedAsync, FedAvg, FedBuff, FedfaDelta, FedfaParam, Port, RuleChoice
 from fedfa.tensors import FlatModel, Floats, Template, Tensor, decode
 from tests.unit.builders import entry, spec
 

@@ -24,7 +24,8 @@ from fedfa.ledger import Ledger
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import decide
-from fedfa.spec import KeepBounded, parse
+from fedfa.sections import KeepBounded
+from fedfa.spec import parse
 from fedfa.store import DirectoryStore, Download
 from fedfa.tensors import canonical_json, sha256
 from fedfa_aggregator.collector import Collector, Tended, plan

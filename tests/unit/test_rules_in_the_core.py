@@ -18,7 +18,8 @@ from fedfa.ledger import Ledger
 from fedfa.merge import rule_of
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import Replica, merge, needs_base, update_cosine
-from fedfa.spec import KeepBounded, parse
+from fedfa.sections import KeepBounded
+from fedfa.spec import parse
 from fedfa.store import DirectoryStore
 from fedfa.summary import summarize
 from fedfa.tensors import cosine, encode, sha256

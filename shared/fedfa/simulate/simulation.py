@@ -24,9 +24,10 @@ from fedfa.history import Evaluation
 from fedfa.ledger import Ledger
 from fedfa.manifests import Manifest, ModelRef
 from fedfa.replica import Replica, decide, merge, needs_base
+from fedfa.sections import KeepBounded, Stop
 from fedfa.simulate.durations import train_seconds
 from fedfa.simulate.workers import Answer, Workers, usable_cores
-from fedfa.spec import FederationSpec, KeepBounded, Stop, Submitted
+from fedfa.spec import FederationSpec, Submitted
 from fedfa.store import DirectoryStore
 from fedfa.submission import check_id
 from fedfa.tensors import canonical_json, sha256
