@@ -23,10 +23,12 @@ from results import Group, options, write
 from stage import AGGREGATOR, Stage, announce, cpu_seconds, peak_mib, received, wait
 
 from fedfa import submission
+from fedfa.canonical import sha256
 from fedfa.events import Job
 from fedfa.federation import found
 from fedfa.spec import parse
-from fedfa.tensors import FlatModel, file_parts, sha256
+from fedfa.tensor_files import file_parts
+from fedfa.tensors import FlatModel
 from fedfa.topology import BROADCAST_QUEUE, UPDATES
 
 WINDOW = 5

@@ -17,7 +17,8 @@ from fedfa.broker import Publisher
 from fedfa.delays import delay_seconds
 from fedfa.history import HistoryReader
 from fedfa.local.stack import LocalStack
-from fedfa.spec import Delay, parse
+from fedfa.sections import Delay
+from fedfa.spec import parse
 from fedfa.store import ObjectStore
 from fedfa.topology import EVENTS
 

@@ -19,9 +19,10 @@ from stage import AGGREGATOR, SCHEDULER, Stage, received, wait
 from trainers import Trainers, percentile
 
 from fedfa import submission
+from fedfa.canonical import sha256
 from fedfa.messages import StartFederation, TrainJob
 from fedfa.spec import parse
-from fedfa.tensors import file_parts, sha256
+from fedfa.tensor_files import file_parts
 from fedfa.topology import Queue, Route
 
 SLOTS = 4

@@ -9,13 +9,14 @@ from played import Played, numbers
 
 from fedfa import keys, manifests
 from fedfa.broker import Consumer, Publisher
+from fedfa.canonical import canonical_json
 from fedfa.events import Job
 from fedfa.federation import Slot, is_evaluation_due
 from fedfa.manifests import Birth, Manifest
 from fedfa.messages import UpdateReady
 from fedfa.s3 import S3Store
 from fedfa.spec import Submitted
-from fedfa.tensors import Template, Tensor, canonical_json
+from fedfa.tensors import Template, Tensor
 from fedfa.topology import UPDATES
 
 MODEL = Template((Tensor("weight", "parameter", "F32", (64, 64)),))  # 4096 floats

@@ -14,9 +14,9 @@ import safetensors.numpy
 from botocore.config import Config
 
 from fedfa.broker import Consumer, Publisher
+from fedfa.canonical import sha256
 from fedfa.messages import InitReady, ModelReady, UpdateReady
 from fedfa.settings import BrokerSettings, StoreSettings
-from fedfa.tensors import sha256
 from fedfa.topology import BROADCAST, UPDATES_QUEUE
 
 WINDOW = 5

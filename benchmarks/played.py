@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedfa import keys, ledger
+from fedfa.canonical import sha256
 from fedfa.events import Job
 from fedfa.federation import Client
 from fedfa.manifests import Birth
 from fedfa.messages import InitReady, UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import FlatModel, Template, file_parts, sha256
+from fedfa.tensor_files import file_parts
+from fedfa.tensors import FlatModel, Template
 
 ATTEMPT = "1764495000000-0a1b2c3d-000001"
 SCALE = 0.01  # of the numbers: any federation of them stays finite

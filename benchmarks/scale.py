@@ -22,6 +22,7 @@ from results import Group, options, write
 from stage import AGGREGATOR, Stage, announce, cpu_seconds, peak_mib, received, wait
 
 from fedfa import keys, ledger, manifests, submission
+from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import NotFound
 from fedfa.events import Decision, Job, Merged, Update
 from fedfa.federation import Federation, found, step
@@ -29,7 +30,8 @@ from fedfa.manifests import Birth, Manifest, ModelRef
 from fedfa.messages import UpdateReady
 from fedfa.spec import parse
 from fedfa.store import ObjectStore
-from fedfa.tensors import Template, Tensor, canonical_json, file_parts, sha256
+from fedfa.tensor_files import file_parts
+from fedfa.tensors import Template, Tensor
 from fedfa.topology import BROADCAST_QUEUE, UPDATES
 from fedfa_aggregator.views import window_size
 

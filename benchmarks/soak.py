@@ -32,8 +32,9 @@ from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.manifests import Manifest
 from fedfa.replay import verify
 from fedfa.s3 import S3Store
+from fedfa.sections import KeepBounded
 from fedfa.settings import BrokerSettings
-from fedfa.spec import FederationSpec, KeepBounded, Submitted, parse
+from fedfa.spec import FederationSpec, Submitted, parse
 from fedfa.topology import BROADCAST_QUEUE
 from fedfa_aggregator.views import window_size
 

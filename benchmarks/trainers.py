@@ -8,6 +8,7 @@ from stage import Stage
 
 from fedfa import keys
 from fedfa.broker import Delivery, Publisher
+from fedfa.canonical import canonical_json
 from fedfa.events import Job
 from fedfa.messages import (
     AnyMessage,
@@ -19,7 +20,6 @@ from fedfa.messages import (
     UpdateReady,
 )
 from fedfa.pools import DEFAULT_POOL
-from fedfa.tensors import canonical_json
 from fedfa.topology import BROADCAST, EVENTS, UPDATES, jobs_queue
 
 NAME = "played"

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedfa import keys, manifests
+from fedfa.canonical import canonical_json
 from fedfa.federation import found
 from fedfa.manifests import Manifest
 from fedfa.store import DirectoryStore
-from fedfa.tensors import canonical_json
 from tests.unit.builders import DIGEST, UID, birth, reference, submitted
 
 SLOTS, CLIENTS, WINDOW = 8, 20, 5

@@ -7,7 +7,8 @@ from typing import Any
 
 from fedfa.errors import InvalidInput
 from fedfa.history import History
-from fedfa.spec import FedAsync, FedAvg, FederationSpec
+from fedfa.rule_choices import FedAsync, FedAvg
+from fedfa.spec import FederationSpec
 from fedfa.summary import LOWER_IS_BETTER, Measured, headline, series, summarize
 
 

@@ -7,7 +7,7 @@ every job and in every process.
 import math
 
 from fedfa.randomness import prf, uniform
-from fedfa.spec import Delay
+from fedfa.sections import Delay
 
 
 def delay_seconds(delay: Delay, *, seed: int, client: str) -> float:

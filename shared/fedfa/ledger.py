@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter
 
 from fedfa import keys, manifests
+from fedfa.canonical import sha256
 from fedfa.errors import InvalidInput, NotFound
 from fedfa.events import Decision
 from fedfa.failpoints import reach
@@ -20,17 +21,15 @@ from fedfa.messages import Count, Name, PoolName
 from fedfa.replica import Replica
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import (
+from fedfa.tensor_files import (
     MAX_HEADER_BYTES,
-    FlatModel,
-    Template,
     decode,
     file_parts,
     infer_template,
     max_update_bytes,
     read_header,
-    sha256,
 )
+from fedfa.tensors import FlatModel, Template
 
 Stored = tuple[str, str]  # key, digest
 ReadAll = Callable[[Callable[[Stored], FlatModel], Iterable[Stored]], Iterable[FlatModel]]

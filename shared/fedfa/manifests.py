@@ -4,7 +4,6 @@ A manifest holds every decision of its batch in order and the state after them, 
 predecessor by digest. Nothing else is authoritative: HEAD.json is a hint that may lag.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedfa import keys
+from fedfa.canonical import canonical_json, sha256
 from fedfa.complaints import describe
 from fedfa.errors import AlreadyExists, Fenced, InvalidInput, NotFound
 from fedfa.events import Decision
@@ -20,7 +20,7 @@ from fedfa.failpoints import reach
 from fedfa.federation import Client, Federation, State
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import Template, canonical_json
+from fedfa.tensors import Template
 
 FIRST = 0
 
@@ -90,7 +90,7 @@ def decode(body: bytes, *, key: str = "manifest") -> Committed:
         raise InvalidInput(f"{key}: {describe(error)}") from error
     except ValueError as error:
         raise InvalidInput(f"{key}: not JSON: {error}") from error
-    return Committed(manifest, hashlib.sha256(body).hexdigest())
+    return Committed(manifest, sha256(body))
 
 
 def read(store: ObjectStore, federation: str, n: int) -> Committed:
@@ -163,7 +163,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
                 f"{manifest.federation}: manifest {manifest.n} was committed by {winner}"
             ) from None
     reach("commit.after_manifest")
-    return Committed(manifest, hashlib.sha256(body).hexdigest())
+    return Committed(manifest, sha256(body))
 
 
 def move_head(store: ObjectStore, manifest: Manifest) -> None:

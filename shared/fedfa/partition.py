@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedfa.errors import InvalidSpec
 from fedfa.randomness import prf
-from fedfa.spec import Dirichlet, Natural, PartitionChoice
+from fedfa.sections import Dirichlet, Natural, PartitionChoice
 
 Indices = npt.NDArray[np.int64]
 

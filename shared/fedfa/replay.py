@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fedfa import keys, ledger, manifests, retention
+from fedfa.canonical import sha256
 from fedfa.errors import FedfaError, NotFound
 from fedfa.events import Event, Merged, job_of
 from fedfa.federation import Federation, apply_rule, found, refusal, step
 from fedfa.manifests import Committed, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.replica import Replica, needs_base, next_model, update_cosine, update_norm
-from fedfa.spec import KeepBounded, Submitted
+from fedfa.sections import KeepBounded
+from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import FlatModel, distance, encode, sha256
+from fedfa.tensor_files import encode
+from fedfa.tensors import FlatModel, distance
 
 TOLERANCE = 1e-9  # of norms (relative) and cosines, which another numpy may sum differently
 

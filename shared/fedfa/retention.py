@@ -14,7 +14,8 @@ from fedfa.federation import Federation, is_evaluation_due
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
 from fedfa.merge import rule_of
-from fedfa.spec import FederationSpec, KeepBounded, RetentionChoice, Stop
+from fedfa.sections import KeepBounded, RetentionChoice, Stop
+from fedfa.spec import FederationSpec
 from fedfa.store import ObjectInfo
 from fedfa.summary import LOWER_IS_BETTER, leading_metric
 

@@ -5,11 +5,11 @@ import secrets
 import time
 
 from fedfa import keys, manifests
+from fedfa.canonical import canonical_json
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
 from fedfa.messages import StartFederation
 from fedfa.spec import FederationSpec, Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import canonical_json
 
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedfa.history import Evaluation, History, Row
-from fedfa.spec import FederationSpec, Stop
+from fedfa.sections import Stop
+from fedfa.spec import FederationSpec
 
 RATE_SECONDS = 60.0  # updates per second are counted over this long
 PATIENCE_SECONDS = 30.0  # a first model that takes longer may need help

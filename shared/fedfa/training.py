@@ -21,9 +21,11 @@ from fedfa.memory import Bytes
 from fedfa.merge import rule_of
 from fedfa.pools import assign
 from fedfa.randomness import prf
-from fedfa.spec import AdamW, FederationSpec, LocalTraining, OptimizerChoice
+from fedfa.sections import AdamW, LocalTraining, OptimizerChoice
+from fedfa.spec import FederationSpec
 from fedfa.tasks.base import Batch, Task, clients_of
-from fedfa.tensors import FlatModel, file_parts
+from fedfa.tensor_files import file_parts
+from fedfa.tensors import FlatModel
 
 
 @dataclass(frozen=True, slots=True)

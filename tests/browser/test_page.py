@@ -7,10 +7,10 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from fedfa import dashboard, keys
+from fedfa.canonical import canonical_json
 from fedfa.federation import Client
 from fedfa.manifests import Birth
 from fedfa.store import DirectoryStore
-from fedfa.tensors import canonical_json
 from tests.long_log import LongLog, roomy_folder, write_long_log
 from tests.unit.builders import TEMPLATE
 from tests.unit.sample_run import write_sample_run

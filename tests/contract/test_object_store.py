@@ -14,11 +14,11 @@ import pytest
 from pydantic import SecretStr
 
 from fedfa import conformance
+from fedfa.canonical import sha256
 from fedfa.errors import AlreadyExists, InvalidInput, Misconfigured, NotFound, TooLarge
 from fedfa.memory import Bytes
 from fedfa.settings import StoreSettings
 from fedfa.store import DirectoryStore, ObjectStore, from_settings
-from fedfa.tensors import sha256
 
 ALL_BYTES = bytes(range(256)) * 5000  # 1.28 MB, so that it spans many reads
 

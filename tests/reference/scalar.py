@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedfa.merge import Entry, combine, rule_of
-from fedfa.spec import RuleChoice
+from fedfa.rule_choices import RuleChoice
 from fedfa.tensors import FlatModel, Template, Tensor
 from tests.unit.builders import entry, spec
 

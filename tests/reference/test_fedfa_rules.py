@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfa.spec import FedfaDelta, FedfaParam, RuleChoice
+from fedfa.rule_choices import FedfaDelta, FedfaParam, RuleChoice
 from tests.reference.scalar import Sent, run
 
 

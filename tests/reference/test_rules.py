@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedfa.merge import rule_of
 from fedfa.merge.fednova import effective_steps
 from fedfa.merge.staleness import hinge, polynomial
-from fedfa.spec import (
+from fedfa.rule_choices import (
     Constant,
     FedAsync,
     FedAvg,

@@ -11,12 +11,13 @@ from typing import Any
 
 from fedfa import keys, ledger, manifests
 from fedfa.broker import Consumer, Publisher
+from fedfa.canonical import sha256
 from fedfa.federation import State
 from fedfa.local.processes import ServerProcess
 from fedfa.messages import InitReady, ModelReady, UpdateReady
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
-from fedfa.tensors import encode, sha256
+from fedfa.tensor_files import encode
 from fedfa.topology import BROADCAST_QUEUE, DEAD_QUEUE, UPDATES
 from tests.unit.builders import ATTEMPT, UID, birth, submitted, vector
 

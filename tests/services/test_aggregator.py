@@ -13,7 +13,8 @@ from fedfa.messages import AbandonJob, MarkPool, RollCall, StopFederation
 from fedfa.replay import verify
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
-from fedfa.tensors import FlatModel, Template, Tensor, encode
+from fedfa.tensor_files import encode
+from fedfa.tensors import FlatModel, Template, Tensor
 from fedfa.topology import UPDATES
 from tests.services.driver import Driver, driving, start_aggregator, wait_for
 from tests.unit.builders import ATTEMPT, TEMPLATE, UID, vector

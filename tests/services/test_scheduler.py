@@ -19,6 +19,7 @@ import pytest
 
 from fedfa import keys, ledger
 from fedfa.broker import Consumer, Publisher
+from fedfa.canonical import canonical_json, sha256
 from fedfa.events import Abandoned, Job
 from fedfa.ledger import Ledger
 from fedfa.local.processes import ServerProcess, free_port
@@ -43,7 +44,7 @@ from fedfa.replica import decide
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.submission import request_stop
-from fedfa.tensors import canonical_json, encode, sha256
+from fedfa.tensor_files import encode
 from fedfa.topology import (
     BROADCAST,
     BROADCAST_QUEUE,

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from fedfa.canonical import sha256
 from fedfa.errors import AlreadyExists, Misconfigured, StoreUnavailable
 from fedfa.local.processes import free_port
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.settings import StoreSettings
 from fedfa.store import ObjectStore, from_settings
-from fedfa.tensors import sha256
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.services

@@ -20,6 +20,7 @@ from pydantic import SecretStr
 
 from fedfa import keys, ledger, modules, replica, submission
 from fedfa.broker import Consumer, Publisher
+from fedfa.canonical import sha256
 from fedfa.events import Abandoned, Job, Update
 from fedfa.federation import Client
 from fedfa.ledger import Ledger
@@ -44,7 +45,7 @@ from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.spec import Submitted, parse
 from fedfa.tasks import base as tasks
-from fedfa.tensors import encode, read_header, sha256
+from fedfa.tensor_files import encode, read_header
 from fedfa.topology import (
     BROADCAST,
     BROADCAST_QUEUE,

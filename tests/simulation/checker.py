@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fedfa import keys, manifests
+from fedfa.canonical import sha256
 from fedfa.errors import FedfaError
 from fedfa.events import Abandoned, Decision, Job, Merged, PoolChanged, Rejected, job_of
 from fedfa.manifests import Committed
@@ -30,7 +31,7 @@ from fedfa.messages import (
 from fedfa.replay import verify
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import read_header, sha256
+from fedfa.tensor_files import read_header
 from fedfa.topology import EVENTS_QUEUE, UPDATES_QUEUE, Route
 from tests.simulation.world import Life, World
 

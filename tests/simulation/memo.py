@@ -10,11 +10,12 @@ from functools import lru_cache, wraps
 from typing import Any
 from unittest.mock import patch
 
-from fedfa import ledger, manifests, messages, tensors
+from fedfa import ledger, manifests, messages, tensor_files
 from fedfa.errors import FedfaError
 from fedfa.memory import Bytes
 from fedfa.spec import Submitted
-from fedfa.tensors import FlatModel, Header, Template
+from fedfa.tensor_files import Header
+from fedfa.tensors import FlatModel, Template
 from fedfa_aggregator import inspection
 from fedfa_scheduler import bucket
 from tests.simulation import checker
@@ -45,7 +46,7 @@ def once(decode: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _manifest, _message = once(manifests.decode), once(messages.decode)
-_header, _vector = once(tensors.read_header), once(tensors.decode)
+_header, _vector = once(tensor_files.read_header), once(tensor_files.decode)
 _submitted = once(Submitted.model_validate_json)
 
 

@@ -19,7 +19,8 @@ from fedfa.federation import Federation
 from fedfa.history import Evaluation
 from fedfa.messages import EvalJob, InitReady, UpdateReady
 from fedfa.retention import Kept
-from fedfa.spec import FederationSpec, KeepBounded, parse
+from fedfa.sections import KeepBounded
+from fedfa.spec import FederationSpec, parse
 from fedfa.tensors import FlatModel
 from fedfa_aggregator.deciding import Judge
 from fedfa_aggregator.service import Aggregator

@@ -5,7 +5,8 @@ from random import Random
 from typing import Any
 
 from fedfa.pools import DEFAULT_POOL
-from fedfa.spec import FederationSpec, KeepAll, KeepBounded, RetentionChoice, parse
+from fedfa.sections import KeepAll, KeepBounded, RetentionChoice
+from fedfa.spec import FederationSpec, parse
 
 LEASE_TTL_SECONDS = 10.0
 FAR = "far"  # a pool of clients

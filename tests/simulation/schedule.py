@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from fedfa import keys
+from fedfa.canonical import canonical_json
 from fedfa.errors import AlreadyExists
 from fedfa.messages import StartFederation
 from fedfa.spec import FederationSpec, Submitted
-from fedfa.tensors import canonical_json
 from fedfa.topology import EVENTS, UPDATES_QUEUE
 from tests.simulation.actors import Services
 from tests.simulation.broker import SimBroker

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from fedfa.canonical import sha256
 from fedfa.errors import AlreadyExists, NotFound, StoreUnavailable
 from fedfa.memory import Bytes
 from fedfa.store import Download, ObjectInfo, check_key, check_size
-from fedfa.tensors import sha256
 from tests.simulation.checker import Checker
 from tests.simulation.faults import Faults
 from tests.simulation.world import UNIX_EPOCH, Life

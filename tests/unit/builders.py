@@ -9,7 +9,8 @@ from fedfa.federation import Client, Federation, found
 from fedfa.manifests import Birth, ModelRef
 from fedfa.merge import Entry
 from fedfa.spec import FederationSpec, Submitted, parse
-from fedfa.tensors import FlatModel, Template, Tensor, encode
+from fedfa.tensor_files import encode
+from fedfa.tensors import FlatModel, Template, Tensor
 
 UID = "0123456789abcdef0123456789abcdef"
 ATTEMPT = "1764495000000-0a1b2c3d-000001"

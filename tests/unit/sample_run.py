@@ -9,13 +9,14 @@ import random
 from typing import Any
 
 from fedfa import keys, ledger
+from fedfa.canonical import canonical_json, sha256
 from fedfa.events import Abandoned, Decision, Job, Rejected
 from fedfa.history import find_model
 from fedfa.ledger import Ledger
 from fedfa.manifests import Birth, ModelRef
 from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.store import ObjectStore
-from fedfa.tensors import canonical_json, encode, sha256
+from fedfa.tensor_files import encode
 from tests.unit.builders import ATTEMPT, birth, submitted, update, vector
 
 CLIENTS = birth()

@@ -9,13 +9,14 @@ import pytest
 
 from fedfa import keys, ledger, manifests
 from fedfa.broker import Delivery
+from fedfa.canonical import sha256
 from fedfa.errors import StoreUnavailable
 from fedfa.manifests import Manifest
 from fedfa.memory import Bytes
 from fedfa.messages import AnyMessage, InitReady, UpdateReady, encode
 from fedfa.store import DirectoryStore, Download
-from fedfa.tensors import FlatModel, sha256
-from fedfa.tensors import encode as encode_file
+from fedfa.tensor_files import encode as encode_file
+from fedfa.tensors import FlatModel
 from fedfa_aggregator.reading import Reader
 from fedfa_aggregator.service import Aggregator
 from fedfa_aggregator.views import ENDED_KEPT, Views

@@ -14,16 +14,17 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedfa import keys, submission
+from fedfa.canonical import canonical_json
 from fedfa.cli import control, observe, results, views
 from fedfa.errors import Misconfigured, NotFound
 from fedfa.history import HistoryReader, find_model, is_over
 from fedfa.ledger import read_model
 from fedfa.manifests import birth_of
-from fedfa.spec import FederationSpec, Stop
+from fedfa.sections import Stop
+from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore
 from fedfa.submission import ID, new_id
 from fedfa.summary import Summary, headline_of, summarize
-from fedfa.tensors import canonical_json
 from tests.unit.builders import submitted
 from tests.unit.commands import Fedfa, as_process, assert_one_line, nowhere
 from tests.unit.sample_run import born, write_sample_run

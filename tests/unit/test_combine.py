@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedfa.kernel import Floats
 from fedfa.merge import Combination, Entry, combine, rule_of
-from fedfa.spec import FedAsync, FedAvg, FedBuff, FedfaDelta, FedfaParam, Port, RuleChoice
-from fedfa.tensors import FlatModel, Floats, Template, Tensor, decode
+from fedfa.rule_choices import FedAsync, FedAvg, FedBuff, FedfaDelta, FedfaParam, Port, RuleChoice
+from fedfa.tensor_files import decode
+from fedfa.tensors import FlatModel, Template, Tensor
 from tests.unit.builders import entry, spec
 
 TEMPLATE = Template(

@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 from fedfa.compression import BLOCK, PART, to_int8
 from fedfa.errors import InvalidSpec, InvalidTensors
 from fedfa.spec import parse
-from fedfa.tensors import (
-    SCALES,
-    FlatModel,
-    Template,
-    Tensor,
-    decode,
-    file_parts,
-    read_header,
-)
+from fedfa.tensor_files import SCALES, decode, file_parts, read_header
+from fedfa.tensors import FlatModel, Template, Tensor
 
 TEMPLATE = Template(
     (

@@ -5,7 +5,8 @@ import pytest
 
 from fedfa.delays import delay_seconds
 from fedfa.errors import InvalidSpec
-from fedfa.spec import Delay, parse
+from fedfa.sections import Delay
+from fedfa.spec import parse
 
 CLIENTS = [f"client-{number:04d}" for number in range(20_000)]
 

@@ -19,8 +19,8 @@ import fedfa_trainer.metrics
 from fedfa import topology
 from fedfa.dashboard import DashboardSettings
 from fedfa.messages import AnyMessage
+from fedfa.rule_choices import RuleChoice
 from fedfa.settings import BrokerSettings, ServiceSettings, StoreSettings
-from fedfa.spec import RuleChoice
 from fedfa_aggregator.settings import AggregatorSettings
 from fedfa_scheduler.settings import SchedulerSettings
 from fedfa_trainer.settings import TrainerSettings

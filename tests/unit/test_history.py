@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from fedfa import keys, ledger, manifests
+from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import InvalidInput, NotFound
 from fedfa.events import Decision, Job, Stopped
 from fedfa.history import HistoryReader, find_model
 from fedfa.replica import decide, merge
 from fedfa.store import DirectoryStore
 from fedfa.summary import headline, metric_names, series, summarize
-from fedfa.tensors import canonical_json, encode, sha256
+from fedfa.tensor_files import encode
 from tests.unit.builders import ATTEMPT, submitted, update, vector
 from tests.unit.sample_run import (
     ABANDONED_AT,

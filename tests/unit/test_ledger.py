@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedfa import keys, ledger, manifests
+from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import Fenced, InvalidInput
 from fedfa.events import Abandoned, Decision, Job, Rejected
 from fedfa.ledger import Ledger
@@ -14,7 +15,8 @@ from fedfa.manifests import ModelRef
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import Replica, decide, merge
 from fedfa.store import DirectoryStore
-from fedfa.tensors import FlatModel, canonical_json, encode, sha256
+from fedfa.tensor_files import encode
+from fedfa.tensors import FlatModel
 from tests.unit.builders import ATTEMPT, birth, submitted, update, vector
 
 

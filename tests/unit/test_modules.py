@@ -5,7 +5,8 @@ from torch import nn
 
 from fedfa import modules
 from fedfa.errors import InvalidTensors
-from fedfa.tensors import FlatModel, decode, encode
+from fedfa.tensor_files import decode, encode
+from fedfa.tensors import FlatModel
 
 
 def convnet():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedfa.errors import InvalidSpec
 from fedfa.partition import dirichlet, iid, split
 from fedfa.randomness import prf, uniform
-from fedfa.spec import Dirichlet, Iid, Natural
+from fedfa.sections import Dirichlet, Iid, Natural
 
 LABELS = np.arange(2000) % 10
 

@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fedfa import keys, ledger, manifests, retention
+from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import InvalidSpec, NotFound
 from fedfa.events import Abandoned, Decision, Event, Job, Merged, Rejected, Stopped, Update
 from fedfa.federation import apply_rule, found, is_evaluation_due, step
@@ -24,9 +25,9 @@ from fedfa.ledger import Ledger
 from fedfa.manifests import Birth, Committed, Manifest, ModelRef
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import decide
-from fedfa.spec import KeepBounded, parse
+from fedfa.sections import KeepBounded
+from fedfa.spec import parse
 from fedfa.store import DirectoryStore, Download
-from fedfa.tensors import canonical_json, sha256
 from fedfa_aggregator.collector import Collector, Tended, plan
 from tests.unit.builders import ATTEMPT, TEMPLATE, clients, submitted, update
 from tests.unit.sample_run import born, evaluate, write_sample_run

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfa import keys, ledger, manifests
+from fedfa.canonical import sha256
 from fedfa.errors import InvalidSpec
 from fedfa.events import Abandoned, Event, Job, Merged, Rejected, Stopped
 from fedfa.federation import Federation, apply_rule, excess_step, found, sample, step
@@ -18,10 +19,12 @@ from fedfa.ledger import Ledger
 from fedfa.merge import rule_of
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import Replica, merge, needs_base, update_cosine
-from fedfa.spec import KeepBounded, parse
+from fedfa.sections import KeepBounded
+from fedfa.spec import parse
 from fedfa.store import DirectoryStore
 from fedfa.summary import summarize
-from fedfa.tensors import cosine, encode, sha256
+from fedfa.tensor_files import encode
+from fedfa.tensors import cosine
 from fedfa_aggregator.collector import Tended, plan
 from tests.unit.builders import ATTEMPT, clients, federation, spec, update, vector
 from tests.unit.sample_run import born, write_sample_run

@@ -16,12 +16,12 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForPreTraining
 
 from fedfa import modules
+from fedfa.canonical import sha256
 from fedfa.errors import InvalidData, InvalidInput, InvalidSpec
 from fedfa.spec import parse
 from fedfa.tasks.base import load
 from fedfa.tasks.digits import Digits
 from fedfa.tasks.saving import save_pretrained
-from fedfa.tensors import sha256
 from fedfa.training import evaluate, local_update
 from tests import tiny
 

@@ -32,8 +32,7 @@ def birth(
     """Commit manifest 0 by this message; None where the message is another federation's.
 
     A model too large for this aggregator, and clients that cannot make this federation, end it
-    as failed, with the reason. Raises
-    Undecidable, and what a commit raises.
+    as failed, with the reason. Raises Undecidable, and what a commit raises.
     """
     if message.uid != submission.uid:
         return None

@@ -20,7 +20,8 @@ from fedfa.errors import InvalidInput, NotFound, StoreUnavailable
 from fedfa.history import Evaluation
 from fedfa.ledger import Ledger
 from fedfa.retention import Kept
-from fedfa.spec import KeepBounded, Submitted
+from fedfa.sections import KeepBounded
+from fedfa.spec import Submitted
 from fedfa.store import ObjectInfo, ObjectStore
 from fedfa_aggregator import metrics
 

@@ -9,14 +9,8 @@ from fedfa.errors import InvalidInput, InvalidTensors, NotFound, TooLarge
 from fedfa.events import Job, Update
 from fedfa.messages import UpdateReady
 from fedfa.store import Download, ObjectStore
-from fedfa.tensors import (
-    FlatModel,
-    Template,
-    decode_data,
-    max_update_bytes,
-    max_update_header_bytes,
-    read_header,
-)
+from fedfa.tensor_files import decode_data, max_update_bytes, max_update_header_bytes, read_header
+from fedfa.tensors import FlatModel, Template
 
 # The update with the digest of the bytes found, and either its vector or the reason for which it
 # must be rejected (the other is None or "").

@@ -7,7 +7,8 @@ from pathlib import Path
 from fedfa import memory
 from fedfa.ledger import Ledger
 from fedfa.merge import rule_of
-from fedfa.spec import FedAsync, FedAvg, FederationSpec
+from fedfa.rule_choices import FedAsync, FedAvg
+from fedfa.spec import FederationSpec
 
 # Beside the window: the model, the next one, and the update that is merged or read ahead.
 MODELS_BESIDE_WINDOW = 3

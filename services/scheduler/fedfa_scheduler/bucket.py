@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedfa import keys, manifests
+from fedfa.canonical import canonical_json
 from fedfa.complaints import describe
 from fedfa.errors import InvalidInput, NotFound
 from fedfa.federation import Federation
@@ -16,7 +17,7 @@ from fedfa.manifests import Manifest
 from fedfa.messages import UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import MAX_HEADER_BYTES, canonical_json, read_header
+from fedfa.tensor_files import MAX_HEADER_BYTES, read_header
 
 logger = logging.getLogger(__name__)
 

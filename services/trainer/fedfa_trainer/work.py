@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fedfa import keys, ledger, manifests, modules, training
 from fedfa.broker import Publisher
+from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import (
     AlreadyExists,
     Cancelled,
@@ -34,7 +35,8 @@ from fedfa.messages import (
 from fedfa.randomness import prf
 from fedfa.spec import FederationSpec
 from fedfa.tasks import base as tasks
-from fedfa.tensors import FlatModel, Template, canonical_json, encode, sha256
+from fedfa.tensor_files import encode
+from fedfa.tensors import FlatModel, Template
 from fedfa.topology import EVENTS, UPDATES
 from fedfa.training import LocalResult
 from fedfa_trainer import metrics

@@ -12,8 +12,10 @@ from fedfa import spec as specs
 from fedfa.cli import console
 from fedfa.errors import InvalidInput, InvalidSpec
 from fedfa.messages import MAX_TEXT_CHARACTERS
+from fedfa.rule_choices import FedAsync, FedAvg
+from fedfa.sections import Stop
 from fedfa.settings import BrokerSettings
-from fedfa.spec import FedAsync, FedAvg, FederationSpec, Stop, Submitted
+from fedfa.spec import FederationSpec, Submitted
 
 TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
 

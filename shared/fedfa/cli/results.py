@@ -12,6 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedfa import connections, exports, manifests, replay
+from fedfa.canonical import sha256
 from fedfa.cli import console
 from fedfa.cli.control import TASK_ALLOW, Folder, Id
 from fedfa.cli.observe import Json
@@ -21,7 +22,6 @@ from fedfa.exports import Stored
 from fedfa.history import HistoryReader
 from fedfa.store import ObjectStore
 from fedfa.submission import submitted
-from fedfa.tensors import sha256
 
 EXIT_MISMATCH = 1
 

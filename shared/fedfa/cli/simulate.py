@@ -19,9 +19,10 @@ from fedfa.errors import InvalidSpec, NotFound
 from fedfa.federation import State
 from fedfa.history import HistoryReader
 from fedfa.replay import Mismatch
+from fedfa.sections import Stop
 from fedfa.simulate import repetition
 from fedfa.simulate.simulation import Simulation, simulation
-from fedfa.spec import FederationSpec, Stop
+from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore
 from fedfa.submission import slug, submitted
 from fedfa.summary import Summary, headline_of, leading_metric, summarize

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fedfa.errors import Misconfigured
@@ -116,12 +115,7 @@ class LocalStack:
             undo_if_this_fails.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._cleanup, ThreadPoolExecutor() as together:
             # Services end first, so that they can hand back what they hold.
             list(together.map(ServerProcess.stop, self.processes.values()))

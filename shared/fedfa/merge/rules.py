@@ -14,7 +14,9 @@ from fedfa.merge.fedfa import fedfa_delta, fedfa_param
 from fedfa.merge.fednova import Weigh, by_direction, by_shares
 from fedfa.merge.port import port
 from fedfa.merge.staleness import staleness_of
-from fedfa.spec import FedAsync, FedAvg, FedBuff, FederationSpec, FedfaDelta, Port, Sgd
+from fedfa.rule_choices import FedAsync, FedAvg, FedBuff, FedfaDelta, Port
+from fedfa.sections import Sgd
+from fedfa.spec import FederationSpec
 
 CLIENTS_RATE = "local.optimizer.learning_rate"
 

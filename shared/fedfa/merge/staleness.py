@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from fedfa.spec import Constant, Polynomial, StalenessChoice
+from fedfa.rule_choices import Constant, Polynomial, StalenessChoice
 
 Staleness = Callable[[int], float]
 

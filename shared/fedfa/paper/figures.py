@@ -15,7 +15,7 @@ from fedfa.paper.profiles import METHOD, METHODS
 from fedfa.paper.tables import VARIANT, Outcomes, Targets
 from fedfa.partition import split
 from fedfa.report.figures import GREY, STYLE
-from fedfa.spec import Dirichlet
+from fedfa.sections import Dirichlet
 
 COLOURS = (  # Okabe and Ito's, which the colour-blind can tell apart; wine for their pale yellow
     *("#000000", "#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#882255"),

@@ -1,11 +1,11 @@
 """Which runs the tables and figures need. Two that need the same run share it, by its spec."""
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from fedfa.canonical import canonical_json, sha256
 from fedfa.paper.profiles import (
     DELAY,
     METHOD,
@@ -16,7 +16,6 @@ from fedfa.paper.profiles import (
     Rates,
 )
 from fedfa.spec import FederationSpec, parse
-from fedfa.tensors import canonical_json
 
 Part = Literal[
     "table2",
@@ -130,7 +129,7 @@ class Run:
         that were made stay good.
         """
         variant = f"-{self.variant}" if self.variant else ""
-        digest = hashlib.sha256(canonical_json(self._fields).encode()).hexdigest()[:8]
+        digest = sha256(canonical_json(self._fields).encode())[:8]
         return f"{self.benchmark.name}-{self.method}{variant}-s{self.seed}-{digest}"
 
 

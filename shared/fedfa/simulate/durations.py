@@ -1,7 +1,8 @@
 """How long a job takes on the virtual clock. PURE."""
 
 from fedfa.federation import Client
-from fedfa.spec import FederationSpec, LocalTraining
+from fedfa.sections import LocalTraining
+from fedfa.spec import FederationSpec
 
 
 def train_seconds(spec: FederationSpec, client: Client, *, step_seconds: float) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa import history, keys, ledger, manifests, retention
+from fedfa.canonical import canonical_json, sha256
 from fedfa.delays import delay_seconds
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
 from fedfa.events import Abandoned, Decision, Job, Stopped, Update
@@ -24,12 +25,12 @@ from fedfa.history import Evaluation
 from fedfa.ledger import Ledger
 from fedfa.manifests import Manifest, ModelRef
 from fedfa.replica import Replica, decide, merge, needs_base
+from fedfa.sections import KeepBounded, Stop
 from fedfa.simulate.durations import train_seconds
 from fedfa.simulate.workers import Answer, Workers, usable_cores
-from fedfa.spec import FederationSpec, KeepBounded, Stop, Submitted
+from fedfa.spec import FederationSpec, Submitted
 from fedfa.store import DirectoryStore
 from fedfa.submission import check_id
-from fedfa.tensors import canonical_json, sha256
 
 WRITER = "simulator"
 ATTEMPT = "0000000000000-00000000-000001"  # every job succeeds or fails the same way each time

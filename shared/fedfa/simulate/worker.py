@@ -18,13 +18,15 @@ from typing import Any
 import torch
 
 from fedfa import keys, ledger, manifests, modules, training
+from fedfa.canonical import sha256
 from fedfa.errors import InvalidInput
 from fedfa.manifests import Birth, ModelRef
 from fedfa.messages import UpdateReady
 from fedfa.randomness import prf
 from fedfa.store import DirectoryStore
 from fedfa.tasks import base as tasks
-from fedfa.tensors import FlatModel, Template, encode, sha256
+from fedfa.tensor_files import encode
+from fedfa.tensors import FlatModel, Template
 from fedfa.tracebacks import explain
 
 GRADIENT_BATCH = 500

@@ -15,7 +15,6 @@ from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import PriorityQueue
-from types import TracebackType
 from typing import Any, Self
 
 from fedfa.errors import FedfaError
@@ -69,12 +68,7 @@ class Workers:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._processes:
             worker.kill()
             self._orders.put((NEVER, next(self._numbers), None, Future()))

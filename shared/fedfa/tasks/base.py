@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from torch import nn
 from torch.utils.data import Dataset
 
-from fedfa import spec as specs
 from fedfa.complaints import describe
 from fedfa.errors import InvalidSpec, UnknownTask
+from fedfa.sections import Section
 from fedfa.spec import FederationSpec
 
 Batch = tuple[torch.Tensor, ...]
-Options = TypeVar("Options", bound=specs.Section)
+Options = TypeVar("Options", bound=Section)
 
 GROUP = "fedfa.tasks"
 METHODS = ("model", "clients", "shard", "loss", "evaluate")

@@ -25,7 +25,8 @@ from torch import nn
 
 from fedfa.errors import InvalidData
 from fedfa.randomness import prf
-from fedfa.spec import FederationSpec, Section
+from fedfa.sections import Section
+from fedfa.spec import FederationSpec
 from fedfa.tasks.base import options
 from fedfa.tasks.classification import TensorClassification
 from fedfa.tasks.data import place as placed

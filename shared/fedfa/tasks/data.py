@@ -1,6 +1,5 @@
 """Where a task's data and pre-trained models lie on a trainer, and fetching them from a bucket."""
 
-import hashlib
 import os
 import re
 import tempfile
@@ -8,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fedfa import store
+from fedfa.canonical import sha256
 from fedfa.errors import InvalidData
 from fedfa.settings import StoreSettings
 from fedfa.store import ObjectInfo
@@ -33,9 +33,7 @@ def _fetched(location: str) -> Path:
         raise InvalidData(f"task.options: {location}: expected s3://bucket/prefix")
     bucket, prefix = parts.groups()
     source = store.from_settings(StoreSettings(bucket=bucket))
-    root = (
-        Path(tempfile.gettempdir()) / "fedfa-data" / hashlib.sha256(location.encode()).hexdigest()
-    )
+    root = Path(tempfile.gettempdir()) / "fedfa-data" / sha256(location.encode())
 
     def fetch(found: ObjectInfo) -> None:
         inside = Path(found.key.removeprefix(prefix).lstrip("/") or Path(prefix).name)

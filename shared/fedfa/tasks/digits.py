@@ -8,7 +8,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from fedfa.randomness import prf
-from fedfa.spec import FederationSpec, Section
+from fedfa.sections import Section
+from fedfa.spec import FederationSpec
 from fedfa.tasks.base import options
 from fedfa.tasks.classification import TensorClassification
 

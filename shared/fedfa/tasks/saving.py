@@ -8,10 +8,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from fedfa import modules
+from fedfa.canonical import sha256
 from fedfa.errors import InvalidInput, InvalidSpec
 from fedfa.spec import FederationSpec
 from fedfa.tasks import base as tasks
-from fedfa.tensors import FlatModel, sha256
+from fedfa.tensors import FlatModel
 
 
 def save_pretrained(

@@ -14,7 +14,8 @@ from pydantic import Field
 from fedfa.errors import InvalidData, InvalidSpec
 from fedfa.partition import split
 from fedfa.randomness import prf
-from fedfa.spec import FederationSpec, Section
+from fedfa.sections import Section
+from fedfa.spec import FederationSpec
 from fedfa.tasks import tables
 from fedfa.tasks.classification import client_name
 from fedfa.tasks.data import place

@@ -25,7 +25,8 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from fedfa.errors import InvalidData, InvalidSpec
-from fedfa.spec import FederationSpec, Section
+from fedfa.sections import Section
+from fedfa.spec import FederationSpec
 from fedfa.tasks.base import Batch
 from fedfa.tasks.classification import Classification
 from fedfa.tasks.data import place
