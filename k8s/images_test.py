@@ -75,7 +75,9 @@ def main() -> None:
     parser.add_argument("--tag", default=__version__)
     options = parser.parse_args()
     if shutil.which("podman") is None:
-        raise SystemExit("images-test: no podman here; Debian: apt-get install podman runc catatonit")
+        raise SystemExit(
+            "images-test: no podman here; Debian: apt-get install podman runc catatonit"
+        )
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="fedfa-images-")))
         folder.chmod(0o755)
