@@ -17,9 +17,9 @@ from fedfa.messages import JobFacts, MarkPool, Order, StopFederation, UpdateRead
 from fedfa.pools import DEFAULT_POOL
 from fedfa.spec import Submitted
 from fedfa.topology import UPDATES
+from fedfa_scheduler import evaluations
 from fedfa_scheduler.actions import Action, FindModel, Look, Send, is_due, next_action
 from fedfa_scheduler.agenda import Agenda
-from fedfa_scheduler.evaluations import adopt, plan
 from fedfa_scheduler.hearing import Hearing
 from fedfa_scheduler.known import Known, stop_of
 from fedfa_scheduler.leases import Attempts, Lease
@@ -175,7 +175,7 @@ class Fleet:
         known = self.federations.get(fact.federation)
         if known is None or known.submission.uid != fact.uid:
             return False
-        lease = self._lease(known.id, fact.work) or adopt(known, fact, now)
+        lease = self._lease(known.id, fact.work) or evaluations.adopt(known, fact, now)
         if lease is None:
             return False
         self._touch(lease)
@@ -288,7 +288,7 @@ class Fleet:
     # -- parts ----------------------------------------------------------------------------------
 
     def _plan_evaluation(self, known: Known, now: float, *, is_new: bool) -> None:
-        lease = plan(known, now, is_new=is_new)
+        lease = evaluations.plan(known, now, is_new=is_new)
         if lease is not None:
             self._touch(lease)
 

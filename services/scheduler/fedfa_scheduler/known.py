@@ -75,13 +75,7 @@ class Known:
         return self.value.standing(Job(fact.slot or 0, fact.generation or 0)) == "ahead"
 
     def open(
-        self,
-        task: Task,
-        work: Work,
-        *,
-        now: float,
-        is_new: bool,
-        pool: str = DEFAULT_POOL,
+        self, task: Task, work: Work, *, now: float, is_new: bool, pool: str = DEFAULT_POOL
     ) -> Lease:
         """A new lease. Unless the work is new to everybody, it may be queued or held already."""
         self.leases[work] = Lease(
