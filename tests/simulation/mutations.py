@@ -26,6 +26,7 @@ from fedfa_aggregator.deciding import Judge
 from fedfa_aggregator.service import Aggregator
 from fedfa_scheduler import bucket, fleet
 from fedfa_scheduler.fleet import Fleet
+from fedfa_scheduler.hearing import Hearing
 from fedfa_scheduler.service import Scheduler
 from fedfa_trainer.held import Held
 from tests.simulation.schedule import Mutation
@@ -141,11 +142,11 @@ def stop_leaves_slots(original: Any) -> Any:
 
 
 def unclaimed_fails(original: Any) -> Any:
-    def is_expired(self: Fleet, lease: Any, now: float) -> bool:
+    def has_expired(self: Hearing, lease: Any, now: float) -> bool:
         is_old = self.is_settled(now) and now - lease.since > self.lease_ttl_seconds
         return is_old and lease.stage in ("queued", "claimed")
 
-    return is_expired
+    return has_expired
 
 
 def sampled_by_n() -> AbstractContextManager[object]:
@@ -217,7 +218,7 @@ def own_pause_expires_leases(original: Any) -> Any:
 def nothing_settles() -> Any:
     """After its own start or gap it takes what it has not heard for lost, at once."""
     with (
-        patch.object(Fleet, "is_settled", lambda self, now: True),
+        patch.object(Hearing, "is_settled", lambda self, now: True),
         patch.object(Fleet, "gap", lambda self: None),
     ):
         yield
@@ -309,7 +310,7 @@ MUTATIONS: dict[str, Mutation] = {
         replaces(replica, "step", rejected_slot_waits), scenario={"bad_updates": 0.15}
     ),
     "unclaimed jobs count as failed": Mutation(
-        replaces(Fleet, "_is_expired", unclaimed_fails), scenario={"trainers_start_at": 45.0}
+        replaces(Hearing, "has_expired", unclaimed_fails), scenario={"trainers_start_at": 45.0}
     ),
     "sampling by n": Mutation(sampled_by_n),
     "a batch larger than K listed by its window only": Mutation(

@@ -2,16 +2,21 @@
 
 from dataclasses import dataclass
 
+from fedfa.delays import delay_seconds
 from fedfa.messages import (
     AbandonJob,
+    EvalJob,
+    InitModel,
     MarkPool,
     Order,
     StopFederation,
+    TrainJob,
     UpdateReady,
     Work,
 )
 from fedfa.topology import UPDATES, Route, jobs
-from fedfa_scheduler.known import Known, abandon, order
+from fedfa_scheduler.hearing import Hearing
+from fedfa_scheduler.known import Known
 from fedfa_scheduler.leases import Attempts, Lease
 
 
@@ -53,9 +58,12 @@ Action = Send | Look | FindModel | RecordFailure
 
 
 def next_action(
-    known: Known, lease: Lease, now: float, *, attempts: Attempts, ttl: float
+    known: Known, lease: Lease, now: float, *, attempts: Attempts, hearing: Hearing
 ) -> Action | None:
-    """What a lease that has not expired calls for now."""
+    """What a lease calls for now."""
+    ttl = hearing.lease_ttl_seconds
+    if hearing.has_expired(lease, now):
+        return Look(known.id, lease.work)
     if lease.stage == "owed" and now < lease.not_before:
         return None
     if lease.stage in ("delivered", "given_up") and not is_due(lease.sent_at, now, ttl):
@@ -72,7 +80,7 @@ def next_action(
 
 
 def _hand_out(known: Known, lease: Lease, attempts: Attempts, ttl: float) -> Send | FindModel:
-    message = order(known, lease, attempt=attempts.next(), ttl=ttl)
+    message = _order(known, lease, attempt=attempts.next(), ttl=ttl)
     if message is None:
         return FindModel(known.id, lease.work)
     return Send(message, jobs(lease.pool), lease.work)
@@ -81,7 +89,7 @@ def _hand_out(known: Known, lease: Lease, attempts: Attempts, ttl: float) -> Sen
 def _give_up(known: Known, lease: Lease, attempts: Attempts) -> Send | RecordFailure | None:
     if lease.task == "train":
         attempt = max(lease.attempt, lease.ended) or attempts.next()
-        return Send(abandon(known, lease, attempt=attempt), UPDATES, lease.work)
+        return Send(_abandon(known, lease, attempt=attempt), UPDATES, lease.work)
     if lease.task == "evaluate":
         return RecordFailure(known.id, lease.work[2], lease.reason)
     return None  # stop_of says it
@@ -89,3 +97,47 @@ def _give_up(known: Known, lease: Lease, attempts: Attempts) -> Send | RecordFai
 
 def is_due(last: float | None, now: float, interval: float) -> bool:
     return last is None or now - last >= interval
+
+
+def _order(known: Known, lease: Lease, *, attempt: str, ttl: float) -> Order | None:
+    """The message that hands this work out; None while the model to evaluate is not found."""
+    federation, uid = known.id, known.submission.uid
+    if lease.task == "init":
+        return InitModel(federation=federation, uid=uid, attempt=attempt, lease_ttl_seconds=ttl)
+    if lease.task == "evaluate":
+        if lease.model is None:
+            return None
+        return EvalJob(
+            federation=federation,
+            uid=uid,
+            attempt=attempt,
+            version=lease.model.version,
+            key=lease.model.key,
+            digest=lease.model.digest,
+            lease_ttl_seconds=ttl,
+        )
+    _, _, slot, generation = lease.work
+    spec = known.submission.spec
+    return TrainJob(
+        federation=federation,
+        uid=uid,
+        slot=slot,
+        generation=generation,
+        attempt=attempt,
+        client=lease.client,
+        opened_at=lease.opened_at,
+        delay_seconds=delay_seconds(spec.delay, seed=spec.seed, client=lease.client),
+        lease_ttl_seconds=ttl,
+    )
+
+
+def _abandon(known: Known, lease: Lease, *, attempt: str) -> AbandonJob:
+    _, _, slot, generation = lease.work
+    return AbandonJob(
+        federation=known.id,
+        uid=known.submission.uid,
+        slot=slot,
+        generation=generation,
+        attempt=attempt,
+        reason=lease.reason,
+    )

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from fedfa.delays import delay_seconds
+from fedfa.events import Job
 from fedfa.federation import Federation, is_evaluation_due
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest, ModelRef
-from fedfa.messages import AbandonJob, EvalJob, InitModel, Order, StopFederation, TrainJob, Work
+from fedfa.messages import JobFacts, StopFederation, Work
+from fedfa.pools import DEFAULT_POOL
 from fedfa.spec import Submitted
-from fedfa_scheduler.leases import Lease
+from fedfa_scheduler.leases import Lease, Task
 
 
 @dataclass(slots=True)
@@ -65,7 +66,35 @@ class Known:
     def work(self, task: str, first: int = 0, second: int = 0) -> Work:
         return (self.submission.uid, task, first, second)
 
+    def is_older_than(self, fact: JobFacts) -> bool:
+        """Whether the fact is about work that only a newer look at the bucket can explain."""
+        if self.submission.uid != fact.uid or not self.is_alive or fact.task != "train":
+            return False
+        if self.value is None:
+            return True
+        return self.value.standing(Job(fact.slot or 0, fact.generation or 0)) == "ahead"
+
+    def open(
+        self, task: Task, work: Work, *, now: float, is_new: bool, pool: str = DEFAULT_POOL
+    ) -> Lease:
+        """A new lease. Unless the work is new to everybody, it may be queued or held already."""
+        self.leases[work] = Lease(
+            federation=self.id,
+            work=work,
+            task=task,
+            pool=pool,
+            client="",
+            opened_at=0,
+            max_attempts=self.submission.spec.limits.max_attempts,
+            stage="owed" if is_new else "queued",
+            since=now,
+            must_look=not is_new,
+        )
+        return self.leases[work]
+
     def evaluated(self, evaluation: Evaluation) -> None:
+        """evals/{version}.json is there."""
+        self.leases.pop(self.work("evaluate", evaluation.version), None)
         self.evaluations[evaluation.version] = evaluation
         target = self.submission.spec.stop.target
         is_first = self.reached is None or evaluation.version < self.reached.version
@@ -74,7 +103,18 @@ class Known:
         if evaluation.metrics.get(target.metric, float("-inf")) >= target.value:
             self.reached = evaluation
 
-    def learn(self, value: Federation, manifest: Manifest) -> None:
+    def after_gap(self) -> None:
+        """What is known may have changed unheard."""
+        self.is_current = False
+        self.stop_sent_at = None
+        self.marked_at.clear()
+        for lease in self.leases.values():
+            lease.after_gap()
+
+    def learn(
+        self, value: Federation, manifest: Manifest, now: float, *, is_new: bool
+    ) -> list[Lease]:
+        """The newest manifest. Leases of closed jobs go; returns new ones, of opened jobs."""
         before = self.value
         if before is None:
             self.pools = frozenset(client.pool for client in value.clients)
@@ -84,6 +124,23 @@ class Known:
                     del self.marked_at[pool]
         self.value, self.n, self.model = value, manifest.n, manifest.model
         self.due_version = _due_version(value, manifest.model)
+        return self._follow_jobs(value, now, is_new=is_new)
+
+    def _follow_jobs(self, value: Federation, now: float, *, is_new: bool) -> list[Lease]:
+        open_jobs = {
+            self.work("train", job.slot, job.generation): slot for job, slot in value.open_jobs()
+        }
+        for work in list(self.leases):
+            if self.leases[work].task != "evaluate" and work not in open_jobs:
+                del self.leases[work]
+        opened = []
+        for work, slot in open_jobs.items():
+            if work not in self.leases:
+                pool = value.pool_of(slot.client)
+                lease = self.open("train", work, now=now, is_new=is_new, pool=pool)
+                lease.client, lease.opened_at = slot.client, slot.opened_at
+                opened.append(lease)
+        return opened
 
 
 def stop_of(known: Known, unix: float) -> StopFederation | None:
@@ -104,50 +161,6 @@ def stop_of(known: Known, unix: float) -> StopFederation | None:
     if init is not None and init.stage == "given_up":
         return _stop(known, "failed", f"the initialisation {init.reason}")
     return None
-
-
-def order(known: Known, lease: Lease, *, attempt: str, ttl: float) -> Order | None:
-    """The message that hands this work out; None while the model to evaluate is not found."""
-    federation, uid = known.id, known.submission.uid
-    if lease.task == "init":
-        return InitModel(federation=federation, uid=uid, attempt=attempt, lease_ttl_seconds=ttl)
-    if lease.task == "evaluate":
-        if lease.model is None:
-            return None
-        return EvalJob(
-            federation=federation,
-            uid=uid,
-            attempt=attempt,
-            version=lease.model.version,
-            key=lease.model.key,
-            digest=lease.model.digest,
-            lease_ttl_seconds=ttl,
-        )
-    _, _, slot, generation = lease.work
-    spec = known.submission.spec
-    return TrainJob(
-        federation=federation,
-        uid=uid,
-        slot=slot,
-        generation=generation,
-        attempt=attempt,
-        client=lease.client,
-        opened_at=lease.opened_at,
-        delay_seconds=delay_seconds(spec.delay, seed=spec.seed, client=lease.client),
-        lease_ttl_seconds=ttl,
-    )
-
-
-def abandon(known: Known, lease: Lease, *, attempt: str) -> AbandonJob:
-    _, _, slot, generation = lease.work
-    return AbandonJob(
-        federation=known.id,
-        uid=known.submission.uid,
-        slot=slot,
-        generation=generation,
-        attempt=attempt,
-        reason=lease.reason,
-    )
 
 
 def _stop(

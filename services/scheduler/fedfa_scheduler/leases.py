@@ -91,31 +91,34 @@ class Lease:
         self.stage, self.attempt, self.since, self.trainer = "queued", attempt, now, ""
 
     def heard(self, fact: JobFacts, now: float) -> bool:
-        """A trainer says that it holds this attempt."""
+        """A trainer holds this work, failed at it or hands it back. Says whether it was news."""
+        if isinstance(fact, JobFailed):
+            return self._failed(fact, now)
+        if isinstance(fact, JobReleased):
+            return self._released(fact, now)
         if not self.is_open or fact.attempt < self.attempt or fact.attempt <= self.ended:
             return False
-        self.stage, self.attempt, self.since, self.trainer = (
-            "claimed",
-            fact.attempt,
-            now,
-            fact.trainer,
-        )
+        self.stage, self.attempt, self.since = "claimed", fact.attempt, now
+        self.trainer = fact.trainer
         return True
 
-    def failed(self, fact: JobFailed, now: float) -> bool:
-        if not self._ends(fact):
-            return False
-        self.fail(fact.error, now, hand_out=self.attempt != UNKNOWN_ATTEMPT)
-        return True
-
-    def released(self, fact: JobReleased, now: float) -> bool:
-        """Handed back: not a failure."""
-        if not self._ends(fact):
-            return False
-        if self.attempt != UNKNOWN_ATTEMPT:
-            self.owe(now)
-            self.not_before = now + (MISSING_TASK_DELAY_SECONDS if fact.missing else 0.0)
-        return True
+    def looked(
+        self,
+        now: float,
+        *,
+        update: UpdateReady | None,
+        has_initial_model: bool,
+        has_expired: bool,
+    ) -> bool:
+        """What the bucket holds for it. Says whether the lease expired by that."""
+        if update is not None:
+            self.delivered(update, now)
+        elif has_expired and has_initial_model:
+            self.owe(now)  # initialised, but not committed: say it again, nobody failed
+        elif has_expired:
+            self.fail(f"trainer {self.trainer} was silent for {now - self.since:.0f} s", now)
+        self.must_look = False
+        return has_expired and update is None and not has_initial_model
 
     def fail(self, error: str, now: float, *, hand_out: bool = True) -> None:
         """Count a failure; then hand the work out again, or give up.
@@ -154,6 +157,21 @@ class Lease:
         """Messages may be lost, and another scheduler may have acted: look again, say it again."""
         self.sent_at = None
         self.must_look = self.stage != "delivered"
+
+    def _failed(self, fact: JobFailed, now: float) -> bool:
+        if not self._ends(fact):
+            return False
+        self.fail(fact.error, now, hand_out=self.attempt != UNKNOWN_ATTEMPT)
+        return True
+
+    def _released(self, fact: JobReleased, now: float) -> bool:
+        """Handed back: not a failure."""
+        if not self._ends(fact):
+            return False
+        if self.attempt != UNKNOWN_ATTEMPT:
+            self.owe(now)
+            self.not_before = now + (MISSING_TASK_DELAY_SECONDS if fact.missing else 0.0)
+        return True
 
     def _ends(self, fact: JobFacts) -> bool:
         if self.stage not in ("queued", "claimed") or fact.attempt <= self.ended:

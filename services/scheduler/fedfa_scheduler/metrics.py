@@ -9,6 +9,7 @@ from itertools import islice
 from prometheus_client import Counter, Gauge
 
 from fedfa_scheduler.fleet import Fleet
+from fedfa_scheduler.pools import pools_down
 
 open_jobs = Gauge("fedfa_open_jobs", "Work that needs a trainer", ["pool"])
 pool_down = Gauge("fedfa_pool_down", "1 while its clients wait for a trainer", ["pool"])
@@ -32,7 +33,7 @@ MOST_METRICS = 20  # of one evaluation: their names are the task's own choice
 
 def show(fleet: Fleet) -> None:
     tally = Tally(known.status for known in fleet.federations.values())
-    down = fleet.pools_down()
+    down = pools_down(fleet.federations.values())
     jobs = fleet.open_jobs()
     _set(federations, {(status,): tally[status] for status in STATUSES})
     _set(open_jobs, {(pool,): number for pool, number in jobs.items()})

@@ -5,7 +5,7 @@ that is busy consumes nothing. It is silent once work has waited in it for long 
 A pool that nobody needs is neither, so it may be scaled to nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fedfa.events import Abandoned, Job
@@ -57,6 +57,28 @@ class Pools:
         if signs is None or signs.waits_since is None:
             return False
         return now - max(signs.seen_at, signs.waits_since, since) >= self._down_after_seconds
+
+
+def pools_to_count(federations: Iterable[Known]) -> set[str]:
+    """The pools whose queues hold work, or on whose life a federation depends."""
+    pools = set()
+    for known in federations:
+        pools |= {lease.pool for lease in known.leases.values() if lease.stage == "queued"}
+        if known.is_alive and len(known.pools) > 1:
+            pools |= known.pools
+    return pools
+
+
+def pools_down(federations: Iterable[Known]) -> set[str]:
+    """The pools whose clients are not sampled, in any federation."""
+    values = [known.value for known in federations if known.is_alive]
+    return {
+        name
+        for value in values
+        if value is not None
+        for name, pool in value.state.pools.items()
+        if pool.down
+    }
 
 
 def marks(known: Known, pools: Pools, now: float, *, since: float | None) -> Iterator[MarkPool]:
