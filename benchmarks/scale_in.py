@@ -15,6 +15,7 @@ aggregator on a private RabbitMQ and SeaweedFS. Half a minute nothing happens to
 
 import argparse
 import json
+import os
 import random
 import statistics
 import threading
@@ -43,6 +44,7 @@ UNDISTURBED_SECONDS = 30.0
 EVERY_SECONDS = 20.0
 RECOVER_SECONDS = 10.0
 DELAY_SECONDS = 4.0
+GRACE_SECONDS = 1.0  # most jobs have more left: they are handed back, not finished
 LOOK_SECONDS = 0.5
 BIRTH_SECONDS = 120.0
 SPEC = {
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     draw = random.Random(options.seed)
+    os.environ["FEDFA_TRAINER_GRACE_SECONDS"] = str(GRACE_SECONDS)
     with LocalStack(trainers=TRAINERS, jobs_per_trainer=1, lease_ttl_seconds=15.0) as stack:
         store = stack.store()
         submitted = submission.submit(store, parse(SPEC), ID)
