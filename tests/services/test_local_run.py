@@ -55,7 +55,8 @@ def local_run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]"
 
 def test_a_local_run_leaves_report_model_numbers_and_logs(tmp_path: Path) -> None:
     # when
-    done = local_run(tmp_path, "--id", "local", "--trainers", "1", "--verify")
+    task = "task.name=tests.services.tasks:Worsening"
+    done = local_run(tmp_path, "--id", "local", "--trainers", "1", "--verify", "--set", task)
     # then
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished: merged 20 updates" in done.stdout
@@ -65,6 +66,10 @@ def test_a_local_run_leaves_report_model_numbers_and_logs(tmp_path: Path) -> Non
     assert load_file(out / "model.safetensors")
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["merged"], summary["latest"]["version"]) == (20, summary["version"])
+    best = summary["best"]["version"]
+    assert f"fedfa export local --version {best}\n" in done.stdout
+    assert best < summary["version"]
+    assert done.stdout.count("merged 20 updates") == 1
     logs = {path.name for path in (out / "logs").iterdir()}
     assert logs == {"aggregator.log", "scheduler.log", "trainer-1.log"}
 
