@@ -135,6 +135,24 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, ending: signal
     assert all(name.startswith("torchinductor_") for name in left)  # a cache that torch makes
 
 
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    # given
+    script = tmp_path / "experiment.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from fedfa.local.stack import LocalStack\n"
+        f"with LocalStack(Path({str(tmp_path)!r}), trainers=1) as stack:\n"
+        "    print(stack.description)\n"
+    )
+    # when
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    # then
+    *trace, last = done.stderr.splitlines()
+    assert last.startswith(f"fedfa.errors.Misconfigured: {script}: ")
+    assert 'if __name__ == "__main__":' in last
+    assert "multiprocessing" not in "".join(trace)
+
+
 def test_a_service_that_cannot_start_shows_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

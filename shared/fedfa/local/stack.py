@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from fedfa.errors import Misconfigured
+from fedfa.forks import end_unguarded
 from fedfa.local.processes import ServerProcess, accepts, free_port
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
@@ -108,6 +109,7 @@ class LocalStack:
     # -- life -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        end_unguarded()
         with ExitStack() as undo_if_this_fails:
             undo_if_this_fails.push(self)
             self.folder = self._open_folder()
