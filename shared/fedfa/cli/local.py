@@ -92,6 +92,7 @@ def run(
             store = stack.store()
             submitted = submission.submit(store, checked, federation)
             console.say(f"{federation}: {control.describe(checked)}")
+            control.warn_of(checked)
             _show_dashboard(stack, federation, open=open)
             control.tell_scheduler(submitted, stack.broker_settings(), "submitted")
             history = observe.follow(
