@@ -169,6 +169,8 @@ def submit(what: Spec, *, id: str | None = None) -> Federation:
     broker = connections.broker_settings()
     store: ObjectStore = connections.store()
     submitted = submission.submit(store, checked, federation)
+    if caution := submission.caution(checked):
+        warnings.warn(caution, stacklevel=2)
     _announce(submitted, broker)
     return Federation(federation)
 

@@ -16,6 +16,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from fedfa.errors import Misconfigured
+
+EXIT_UNGUARDED = 78  # EX_CONFIG: change the script
+
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(["torch", "sklearn.datasets"])  # one that is missing is left out
 
@@ -33,6 +37,10 @@ class Fork:
         its.close()
         with suppress(EOFError), ours:  # then it is dead already
             ours.recv()
+            return
+        self._process.join()
+        if error := unguarded(self._process.exitcode):
+            raise error
 
     @property
     def pid(self) -> int:
@@ -54,6 +62,27 @@ class Fork:
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return self._process.exitcode
+
+
+def end_unguarded() -> None:
+    """For whatever starts processes: end here and now if this one only imports the script.
+
+    A fork imports the script that started it, to know what that defines. Without a guard it would
+    run the script again, servers and all; multiprocessing's own refusal comes later than that, and
+    says much. `unguarded` says it where the script runs.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(EXIT_UNGUARDED)
+
+
+def unguarded(exit_code: int | None) -> Misconfigured | None:
+    """What to tell of a process that ended so."""
+    if exit_code != EXIT_UNGUARDED:
+        return None
+    return Misconfigured(
+        f"{sys.argv[0]}: its processes import this script, and must not run it again; put what "
+        'starts them below `if __name__ == "__main__":`'
+    )
 
 
 def separate(log: str) -> None:

@@ -187,7 +187,7 @@ class JobHeartbeat(JobFacts):
 
 
 class JobFailed(JobFacts):
-    """trainer -> scheduler: it raised; counts towards max_attempts."""
+    """trainer -> scheduler: it raised, or took too long; counts towards max_attempts."""
 
     kind: Literal["JobFailed"] = "JobFailed"
     error: Text

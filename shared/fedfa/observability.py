@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_MISCONFIGURED = 64  # EX_USAGE: change the settings
 EXIT_FENCED = 70  # EX_SOFTWARE: another writer holds the federations; let Kubernetes back off
-EXIT_BROKEN = 71  # EX_OSERR: this process fails at everything, a new one may not
+EXIT_BROKEN = 71  # EX_OSERR: this process fails at everything or hangs, a new one may not
 LIVENESS_SECONDS = 120.0
 STORE_WAIT_SECONDS = 1.0
 

@@ -171,6 +171,11 @@ class Limits(Section):
     max_attempts: Int = Field(
         default=3, ge=1, description="failures of one job before it is abandoned"
     )
+    job_seconds: Seconds | None = Field(
+        default=None,
+        description="most that a job's training or an evaluation may compute; longer is a failure, "
+        "and a trainer that still computes then ends; none waits for ever",
+    )
     set_aside_after: Int = Field(
         default=3, ge=1, description="rejections in a row before a client is set aside"
     )

@@ -8,6 +8,7 @@ from fedfa import keys, manifests
 from fedfa.canonical import canonical_json
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
 from fedfa.messages import StartFederation
+from fedfa.rule_choices import FedAvg
 from fedfa.spec import FederationSpec, Submitted
 from fedfa.store import ObjectStore
 
@@ -52,6 +53,18 @@ def submit(store: ObjectStore, spec: FederationSpec, federation: str) -> Submitt
 
 def _taken(store: ObjectStore, federation: str) -> InvalidSpec:
     return InvalidSpec(f"id: {federation} is taken in {store.name}; choose another, or give none")
+
+
+def caution(spec: FederationSpec) -> str | None:
+    """What is allowed, and may not be meant."""
+    if not isinstance(spec.rule, FedAvg) or spec.clients != spec.concurrency:
+        return None
+    return (
+        f"concurrency: all {spec.clients} clients are in each round of fedavg: it waits for the "
+        "slowest, and nobody takes the place of one that always fails, until "
+        f"{spec.limits.max_consecutive_rejections} refused jobs in a row end the federation; give "
+        f"less than {spec.clients}, or more clients"
+    )
 
 
 def start_message(submission: Submitted) -> StartFederation:

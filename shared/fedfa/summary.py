@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fedfa.federation import State
 from fedfa.history import Evaluation, History, Row
 from fedfa.sections import Stop
 from fedfa.spec import FederationSpec
@@ -14,6 +15,7 @@ from fedfa.spec import FederationSpec
 RATE_SECONDS = 60.0  # updates per second are counted over this long
 PATIENCE_SECONDS = 30.0  # a first model that takes longer may need help
 REFUSED = ("rejected", "abandoned")
+MOST_NAMED = 3  # of the clients that slots wait for
 LOWER_IS_BETTER = frozenset({"loss"})
 
 
@@ -46,6 +48,7 @@ class Summary:
     abandoned: int
     open_jobs: int
     concurrency: int
+    held_up: str  # whom the slots wait for whose updates wait for a merge; "" if none does
     updates_per_second: float
     staleness_mean: float | None
     staleness_max: int | None
@@ -90,6 +93,7 @@ def summarize(history: History, *, now: float) -> Summary:
         abandoned=state.num_abandoned if state else 0,
         open_jobs=sum(slot.is_open for slot in state.slots) if state else 0,
         concurrency=spec.concurrency,
+        held_up=held_up(state) if state else "",
         updates_per_second=rate,
         staleness_mean=sum(staleness) / len(staleness) if staleness else None,
         staleness_max=max(staleness, default=None),
@@ -120,6 +124,23 @@ def headline_of(reason: str) -> str:
 def waiting_for(spec: FederationSpec, seconds: float) -> str:
     hint = "; the trainers' logs say why they hand it back" if seconds > PATIENCE_SECONDS else ""
     return f"for its first model, from a trainer that has the task {spec.task.name}{hint}"
+
+
+def held_up(state: State) -> str:
+    """Whose jobs the slots wait for that open again only with the others; "" if none waits."""
+    still = [
+        f"{slot.client} (job {number}-{slot.generation})"
+        for number, slot in enumerate(state.slots)
+        if slot.is_open
+    ]
+    num_waiting = len(state.slots) - len(still)
+    if not num_waiting or not still:
+        return ""
+    more = f" and {len(still) - MOST_NAMED} more" if len(still) > MOST_NAMED else ""
+    refused = state.failures_in_a_row
+    last = f"; in a row refused: {refused}" if refused else ""
+    named = ", ".join(still[:MOST_NAMED])
+    return f"{num_waiting} of {len(state.slots)} slots wait for {named}{more}{last}"
 
 
 def _newest_refusal(history: History) -> Row | None:

@@ -20,6 +20,16 @@ class Hopeless(Digits):
         raise ValueError("nobody kept the test images")
 
 
+class Worsening(Digits):
+    """Every evaluation in a process measures less than the one before."""
+
+    num_evaluations = 0
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        Worsening.num_evaluations += 1
+        return {**super().evaluate(model), "accuracy": 1.0 / Worsening.num_evaluations}
+
+
 class Slowed(Digits):
     """Trains slowly on each trainer that a file in the folder FEDFA_TEST_SLOW is named after."""
 

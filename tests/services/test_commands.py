@@ -145,8 +145,8 @@ def test_watch_ends_with_the_federation(
     values = fedfa(environment, "watch", name, "--json")
     # then
     assert lines.returncode == values.returncode == 0
-    assert lines.stdout.count("\n") == 1
-    assert "merged 30 updates" in lines.stdout
+    assert lines.stdout.splitlines()[1:] == ["finished: merged 30 updates"]
+    assert "merged" not in lines.stdout.splitlines()[0]
     assert json.loads(values.stdout)["status"] == "finished"
 
 

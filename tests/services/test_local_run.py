@@ -55,7 +55,8 @@ def local_run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]"
 
 def test_a_local_run_leaves_report_model_numbers_and_logs(tmp_path: Path) -> None:
     # when
-    done = local_run(tmp_path, "--id", "local", "--trainers", "1", "--verify")
+    task = "task.name=tests.services.tasks:Worsening"
+    done = local_run(tmp_path, "--id", "local", "--trainers", "1", "--verify", "--set", task)
     # then
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished: merged 20 updates" in done.stdout
@@ -65,6 +66,10 @@ def test_a_local_run_leaves_report_model_numbers_and_logs(tmp_path: Path) -> Non
     assert load_file(out / "model.safetensors")
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["merged"], summary["latest"]["version"]) == (20, summary["version"])
+    best = summary["best"]["version"]
+    assert f"fedfa export local --version {best}\n" in done.stdout
+    assert best < summary["version"]
+    assert done.stdout.count("merged 20 updates") == 1
     logs = {path.name for path in (out / "logs").iterdir()}
     assert logs == {"aggregator.log", "scheduler.log", "trainer-1.log"}
 
@@ -128,6 +133,24 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, ending: signal
     assert not psutil.wait_procs(children, timeout=5)[1]
     left = {path.name for path in temporary.iterdir()}
     assert all(name.startswith("torchinductor_") for name in left)  # a cache that torch makes
+
+
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    # given
+    script = tmp_path / "experiment.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from fedfa.local.stack import LocalStack\n"
+        f"with LocalStack(Path({str(tmp_path)!r}), trainers=1) as stack:\n"
+        "    print(stack.description)\n"
+    )
+    # when
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    # then
+    *trace, last = done.stderr.splitlines()
+    assert last.startswith(f"fedfa.errors.Misconfigured: {script}: ")
+    assert 'if __name__ == "__main__":' in last
+    assert "multiprocessing" not in "".join(trace)
 
 
 def test_a_service_that_cannot_start_shows_the_end_of_its_log(

@@ -113,6 +113,7 @@ def test_an_error_in_a_task_is_shown_by_status_with_its_lines_the_client_and_the
     assert summary["refused"].endswith(", job 0-2")
     where = f"{summary['refused']}: failed once, at last: ValueError: the labels are upside down"
     assert where in shown.stdout
+    assert shown.stdout.count("ValueError: the labels are upside down") == 1
     assert "tests/services/tasks.py" in shown.stdout
     assert 'raise ValueError("the labels are upside down")' in shown.stdout
     assert os.path.join("fedfa", "training.py") not in shown.stdout

@@ -88,6 +88,14 @@ class Slow(Digits):
         time.sleep(0.02)
         return super().loss(model, batch)
 
+class Hanging(Digits):
+    """Never ends its first step."""
+
+    def loss(self, model, batch):
+        import time
+        while True:
+            time.sleep(1)
+
 def fresh():
     import torch
     generator = torch.Generator()
@@ -157,10 +165,13 @@ class World:
     folder: Path
     attempts: int = 0
 
-    def submit(self, *, local: dict[str, Any] = QUICK, task: str = "digits") -> Submitted:
+    def submit(
+        self, *, local: dict[str, Any] = QUICK, task: str = "digits", **limits: float
+    ) -> Submitted:
         spec = parse(
             {
                 "task": {"name": task},
+                "limits": limits,
                 "clients": 20,
                 "concurrency": 4,
                 "rule": {"name": "fedfa-delta", "window": 1},
@@ -170,9 +181,11 @@ class World:
         )
         return submission.submit(self.store, spec, submission.new_id("digits"))
 
-    def bear(self, *, local: dict[str, Any] = QUICK, task: str = "digits") -> Ledger:
+    def bear(
+        self, *, local: dict[str, Any] = QUICK, task: str = "digits", **limits: float
+    ) -> Ledger:
         """A federation with manifest 0."""
-        submitted = self.submit(local=local, task=task)
+        submitted = self.submit(local=local, task=task, **limits)
         digits = tasks.load(submitted.spec.model_copy(update={"task": DIGITS}), [])
         module = digits.model()
         template = modules.template_of(module)
@@ -330,7 +343,7 @@ def world(
 @pytest.fixture(scope="module")
 def mortals(world: World) -> Iterator[list[TrainerProcess]]:
     """Trainers for the tests that end one; they start while other tests run."""
-    trainers = [world.start_trainer(held=2, grace_seconds=GRACE_SECONDS) for _ in range(2)]
+    trainers = [world.start_trainer(held=2, grace_seconds=GRACE_SECONDS) for _ in range(3)]
     yield list(trainers)
     for trainer in trainers:
         trainer.process.stop()
@@ -614,6 +627,19 @@ def test_training_ends_when_its_federation_does(world: World, trainer: TrainerPr
     trainer.wait_for_phase(seconds=4.0)
 
 
+def test_training_that_takes_too_long_fails_between_two_steps(
+    world: World, trainer: TrainerProcess
+) -> None:
+    born = world.bear(local=ENDLESS, job_seconds=1.0)
+    world.send(world.train_job(born), to=trainer)
+
+    failed = world.ears.first(JobFailed, born.submission)
+
+    assert failed.error == "job 0-1 took longer than 1 s (limits.job_seconds)"
+    trainer.wait_for_phase()
+    assert not world.ears.all(JobReleased, born.submission)
+
+
 def test_training_goes_on_when_another_job_is_closed(world: World, trainer: TrainerProcess) -> None:
     born = world.bear(local=ENDLESS)
     job = world.train_job(born, slot=1)
@@ -796,6 +822,25 @@ def test_sigterm_hands_back_what_does_not_fit_and_finishes_what_does(
     assert world.ears.first(UpdateReady, sleeping.submission).slot == 0
     assert not world.ears.all(UpdateReady, endless.submission)
     assert not world.ears.all(JobReleased, sleeping.submission)
+
+
+def test_step_that_never_ends_fails_its_job_and_then_ends_the_trainer(
+    world: World, mortals: list[TrainerProcess]
+) -> None:
+    trainer = mortals.pop()
+    sleeping, hanging = world.bear(), world.bear(task="own_task:Hanging", job_seconds=1.0)
+    world.send(world.train_job(sleeping, delay_seconds=6.0), to=trainer)
+    trainer.wait_for_phase("delaying")
+    world.send(world.train_job(hanging), to=trainer)
+
+    status = trainer.exit_status(seconds=30)
+
+    assert status == 71, trainer.process.log_tail()
+    [failed] = world.ears.all(JobFailed, hanging.submission)
+    assert failed.error == "job 0-1 took longer than 1 s (limits.job_seconds)"
+    assert f"{failed.error}, and does not stop" in trainer.process.log_tail()
+    assert world.ears.first(UpdateReady, sleeping.submission).slot == 0
+    assert not world.ears.all(JobReleased, hanging.submission)
 
 
 def test_second_sigterm_ends_at_once(world: World, mortals: list[TrainerProcess]) -> None:

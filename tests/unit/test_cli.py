@@ -1,5 +1,6 @@
 """The `fedfa` command as a person meets it: what it prints, where, and how it ends."""
 
+import io
 import json
 import os
 import re
@@ -7,15 +8,16 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from safetensors.numpy import load_file
 
 from fedfa import keys, submission
 from fedfa.canonical import canonical_json
-from fedfa.cli import control, observe, results, views
+from fedfa.cli import control, local, observe, results, views
 from fedfa.errors import Misconfigured, NotFound
 from fedfa.history import HistoryReader, find_model, is_over
 from fedfa.ledger import read_model
@@ -338,6 +340,45 @@ def test_a_refused_job_and_a_failed_evaluation_show_why_without_lines_of_code(
     assert "evaluation failed 3 times, at last: KeyError: x" in views.line(summary)
     assert "task.py" not in views.line(summary)
     assert summary.refusal
+
+
+def test_what_failed_is_told_once(store: DirectoryStore) -> None:
+    # given a federation that ended by refused jobs
+    write_sample_run(store)
+    summary = summarize(HistoryReader(store, "fed").refresh(), now=0)
+    error = "failed 3 times, at last: KeyError: x"
+    lines = '\n  File "task.py", line 9, in loss\n    x'
+    for code in ("", lines):
+        refusal = error + code
+        reason = f"2 updates in a row were rejected or abandoned, at last: {refusal}"
+        failed = replace(summary, status="failed", refusal=refusal, reason=reason)
+        page = Console(width=200, record=True, file=io.StringIO())
+        # when
+        page.print(views.details(failed))
+        # then
+        text = page.export_text()
+        assert text.count("KeyError: x") == 1
+        assert text.count("task.py") == bool(code)
+        assert text.count("2 updates in a row") == 1
+        assert "client-0006" in text
+
+
+def test_a_version_better_than_the_exported_one_is_told_with_its_export(
+    store: DirectoryStore,
+) -> None:
+    # given a run whose final version is its best, and what else could have been measured
+    write_sample_run(store)
+    final_is_best = summarize(HistoryReader(store, "fed").refresh(), now=0)
+    assert final_is_best.best is not None
+    earlier = replace(final_is_best.best, version=15, value=0.9)
+    # when, then
+    assert local.better_version(final_is_best) is None
+    told = local.better_version(replace(final_is_best, best=earlier))
+    assert told is not None
+    assert told.startswith("version 26 was exported; version 15 has the best accuracy, 0.9000: ")
+    assert told.endswith("fedfa export fed --version 15")
+    as_good = replace(earlier, value=final_is_best.best.value)
+    assert local.better_version(replace(final_is_best, best=as_good)) is None
 
 
 def test_a_federation_that_waits_long_for_its_first_model_says_where_to_look(

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfa import keys, ledger, manifests
+from fedfa import keys, ledger, manifests, submission
 from fedfa.canonical import sha256
 from fedfa.errors import InvalidSpec
 from fedfa.events import Abandoned, Event, Job, Merged, Rejected, Stopped
-from fedfa.federation import Federation, apply_rule, excess_step, found, sample, step
+from fedfa.federation import Federation, apply_rule, due_stop, excess_step, found, sample, step
 from fedfa.history import HistoryReader, find_model
 from fedfa.ledger import Ledger
 from fedfa.merge import rule_of
@@ -22,7 +22,7 @@ from fedfa.replica import Replica, merge, needs_base, update_cosine
 from fedfa.sections import KeepBounded
 from fedfa.spec import parse
 from fedfa.store import DirectoryStore
-from fedfa.summary import summarize
+from fedfa.summary import held_up, summarize
 from fedfa.tensor_files import encode
 from fedfa.tensors import cosine
 from fedfa_aggregator.collector import Tended, plan
@@ -53,6 +53,44 @@ def merged(value: Federation, job: Job, **fields: Any) -> Merged:
 
 def is_open(value: Federation) -> list[bool]:
     return [slot.is_open for slot in value.state.slots]
+
+
+def test_a_round_of_all_clients_is_held_up_by_one_that_always_fails_up_to_the_limit() -> None:
+    # given
+    fields = {
+        "rule": RULES["fedavg"],
+        "concurrency": 3,
+        "limits": {"max_consecutive_rejections": 4},
+    }
+    value = federation(3, **fields)
+    assert held_up(value.state) == ""
+    failing = value.state.slots[2].client
+    for slot in (0, 1):
+        value, _ = step(value, merged(value, Job(slot, 1)))
+    assert held_up(value.state) == f"2 of 3 slots wait for {failing} (job 2-1)"
+    # when it fails again and again
+    for generation in range(1, 4):
+        abandoned = Abandoned(Job(2, generation), "failed 3 times, at last: no data")
+        value, decision = step(value, abandoned)
+        assert decision.opened[0].client == failing
+        assert due_stop(value, abandoned) is None
+    # then
+    assert held_up(value.state).endswith("(job 2-4); in a row refused: 3")
+    last = Abandoned(Job(2, 4), "failed 3 times, at last: no data")
+    value, _ = step(value, last)
+    stopped = due_stop(value, last)
+    assert stopped is not None
+    assert stopped.reason.startswith("4 updates in a row were rejected or abandoned")
+    told = submission.caution(value.spec)
+    assert told is not None
+    assert told.startswith("concurrency: all 3 clients are in each round of fedavg")
+    assert "until 4 refused jobs in a row end the federation" in told
+
+
+def test_only_a_round_of_all_clients_is_cautioned_against() -> None:
+    assert submission.caution(spec(clients=4, concurrency=3, rule=RULES["fedavg"])) is None
+    at_flush = {"name": "fedbuff", "window": 3, "refill": "at_flush"}
+    assert submission.caution(spec(clients=3, concurrency=3, rule=at_flush)) is None
 
 
 # -- slots that wait ----------------------------------------------------------------------------

@@ -75,6 +75,27 @@ def written(folder: Path) -> dict[str, bytes]:
     return {key: body for key, body in files.items() if "/updates/" not in key or key in merged}
 
 
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    # given
+    script = tmp_path / "experiment.py"
+    script.write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "from fedfa.simulate.simulation import simulation\n"
+        "from fedfa.spec import parse\n"
+        f"spec = parse({FIELDS})\n"
+        f"with simulation(Path({str(tmp_path)!r}), spec, 'sim', created_at=time.time()) as run:\n"
+        "    list(run.run())\n"
+    )
+    # when
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    # then
+    *trace, last = done.stderr.splitlines()
+    assert last.startswith(f"fedfa.errors.Misconfigured: {script}: ")
+    assert 'if __name__ == "__main__":' in last
+    assert "multiprocessing" not in "".join(trace)  # nothing of what the processes would say
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""

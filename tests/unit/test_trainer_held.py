@@ -169,3 +169,33 @@ def test_failure_names_the_error_first_and_then_the_last_frames() -> None:
 
 def test_failure_that_is_already_explained_has_no_frames() -> None:
     assert explain(InvalidData("client-1: no such client")) == "client-1: no such client"
+
+
+@pytest.mark.parametrize(
+    ("order", "name"),
+    [(TRAIN, "job 1-4"), (EVALUATE, "the evaluation of version 5"), (INIT, "the initialisation")],
+)
+def test_work_is_overdue_only_while_it_computes_for_longer_than_it_may(
+    order: TrainJob | EvalJob | InitModel, name: str
+) -> None:
+    work = held(order)
+    now = work.clock()
+    with work.limited(None):
+        assert work.overdue(now + 1e9) is None
+    with work.limited(5.0):
+        assert work.overdue(now + 4.9) is None
+        assert work.overdue(now + 6.0) == f"{name} took longer than 5 s (limits.job_seconds)"
+    assert work.overdue(now + 6.0) is None
+
+
+def test_overdue_work_has_failed_unless_it_is_finished_or_nobody_waits_for_it() -> None:
+    overdue, finished, closed = held(), held(), held()
+    for work in (overdue, finished, closed):
+        work.expire("too long")
+    finished.enter("delaying")
+    closed.close("manifest 7 closed it")
+    with pytest.raises(Cancelled, match="too long"):
+        overdue.check()
+    finished.check()
+    assert [work.has_failed for work in (overdue, closed)] == [True, False]
+    assert closed.should_stop()

@@ -9,7 +9,7 @@ BROKEN_AFTER = 5  # clients in a row
 
 
 class Broken(FedfaError):
-    """Raised when a trainer fails at what others, or it itself before, could do."""
+    """Raised when a trainer fails at what others, or it itself before, could do, or hangs."""
 
 
 class Diverged(InvalidTensors):

@@ -1,10 +1,12 @@
 """One piece of work that a trainer holds, and every reason for not finishing it.
 
 Unfinished work stops when its generation is closed, when another trainer started a greater
-attempt, or when it is handed back. Finished work is kept until it is delivered, unless its
-generation is closed: then nobody waits for it.
+attempt, when it took too long, or when it is handed back. Finished work is kept until it is
+delivered, unless its generation is closed: then nobody waits for it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, get_args
 
 from fedfa.errors import Cancelled
@@ -51,6 +53,8 @@ class Held:
         self.missing: str | None = None  # the task that this trainer lacks
         self._reason = ""
         self._is_superseded = False
+        self._is_overdue = False
+        self._due: tuple[float, float] | None = None  # until when it may compute, and for how long
         self._ended = runtime.signal()  # closed or released: wakes whoever sleeps
 
     @property
@@ -61,6 +65,11 @@ class Held:
     def reason(self) -> str:
         """Why it should stop, for the log and for JobReleased."""
         return self._reason
+
+    @property
+    def has_failed(self) -> bool:
+        """It took too long, and nobody else ended it."""
+        return self._is_overdue and not self._ended.is_set()
 
     def fact(self, kind: type[F], **fields: Any) -> F:
         """A message about this work, with the attempt that it is held under now."""
@@ -91,7 +100,8 @@ class Held:
 
     def should_stop(self) -> bool:
         is_finished = self.phase in ("delaying", "delivering")
-        return self._ended.is_set() or (self._is_superseded and not is_finished)
+        is_needless = self._is_superseded or self._is_overdue
+        return self._ended.is_set() or (is_needless and not is_finished)
 
     def check(self) -> None:
         """Raise Cancelled if there is a reason to stop."""
@@ -103,11 +113,39 @@ class Held:
         self._ended.wait(seconds)
         self.check()
 
+    @contextmanager
+    def limited(self, seconds: float | None) -> Iterator[None]:
+        """What computes, and may do so for this long; None: for ever."""
+        self._due = None if seconds is None else (self.clock() + seconds, seconds)
+        try:
+            yield
+        finally:
+            self._due = None
+
     # -- for whoever hears of a reason ----------------------------------------------------------
 
     def adopt(self, attempt: str) -> None:
         """The same job was handed to this trainer again: hold it under the greater attempt."""
         self.attempt = max(self.attempt, attempt)
+
+    def overdue(self, now: float) -> str | None:
+        """That it still computes after all the time that it had; None if it may, or does not."""
+        due = self._due
+        if due is None or now < due[0]:
+            return None
+        match self.order:
+            case TrainJob(slot=slot, generation=generation):
+                name = f"job {slot}-{generation}"
+            case EvalJob(version=version):
+                name = f"the evaluation of version {version}"
+            case InitModel():
+                name = "the initialisation"
+        return f"{name} took longer than {due[1]:g} s (limits.job_seconds)"
+
+    def expire(self, reason: str) -> None:
+        """It computes for too long: the next step ends it."""
+        if not self.should_stop():
+            self._is_overdue, self._reason = True, reason
 
     def hear_started(self, started: JobStarted) -> None:
         is_other = started.trainer != self.trainer

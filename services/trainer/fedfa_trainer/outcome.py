@@ -30,10 +30,12 @@ def carry_out(held: Held, worker: Worker, publisher: Publisher) -> tuple[str, st
     try:
         worker.perform(held)
     except Cancelled as error:
-        if held.released_at is None:
+        if held.released_at is not None:
+            hand_back(held, publisher)
+            return "released", held.reason
+        if not held.has_failed:
             return "dropped", str(error)
-        hand_back(held, publisher)
-        return "released", held.reason
+        outcome, reason = "failed", held.reason
     except BrokerUnavailable:
         raise
     except Misconfigured as error:

@@ -20,6 +20,7 @@ from fedfa.errors import (
 from fedfa.messages import (
     EvalJob,
     InitModel,
+    JobFailed,
     JobHeartbeat,
     JobStarted,
     ModelReady,
@@ -94,6 +95,7 @@ class Trainer:
                 self._receive(delivery)
             self._check_again_after_a_gap()
             self._send_heartbeats()
+            self._end_overdue()
             self._measure()
             if self.is_stopping and self._is_wound_up():
                 break
@@ -263,6 +265,31 @@ class Trainer:
                 logger.warning("no heartbeat", extra={"reason": str(error)})
                 return
             held.next_heartbeat_at = now + held.heartbeat_seconds
+
+    def _end_overdue(self) -> None:
+        """Stop what computes for too long between two of its steps; failing that, this process.
+
+        A thread cannot be stopped from outside, and nothing else could ever compute here.
+        """
+        now = self._runtime.clock()
+        for held in self._snapshot():
+            if reason := held.overdue(now):
+                held.expire(reason)
+                if held.overdue(now - STOP_SECONDS):
+                    self._end_with(held, reason)
+
+    def _end_with(self, held: Held, reason: str) -> None:
+        failed = held.fact(JobFailed, error=reason)
+        try:
+            self._publisher.publish(failed, EVENTS, timeout_seconds=RELEASE_TIMEOUT_SECONDS)
+        except BrokerUnavailable as error:  # said in the next turn, or its lease would have to end
+            logger.warning("no failure reported", extra={"reason": str(error)})
+            return
+        with self._lock:
+            self._held.pop(held.work, None)
+        metrics.jobs.labels(outcome="failed").inc()
+        self._fatal = self._fatal or Broken(f"{held.order.federation}: {reason}, and does not stop")
+        self.is_stopping = True
 
     def _check_again_after_a_gap(self) -> None:
         """A commit may have closed a held job while this trainer could not hear of it."""

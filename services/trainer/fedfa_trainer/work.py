@@ -119,7 +119,8 @@ class Worker:
             birth = self._birth(held, warm)
             version, model = ahead or self._base(held, job, warm, birth)
             started_at, began = self._runtime.unix(), self._runtime.clock()
-            with self.computing.timed(held):
+            limit = warm.submission.spec.limits.job_seconds
+            with self.computing.timed(held), held.limited(limit):
                 result = self._local_update(held, job, warm, model)
             train_seconds = self._runtime.clock() - began
             held.enter("delaying")  # in its turn still: nothing but a closed job stops it now
@@ -218,7 +219,8 @@ class Worker:
             birth = self._birth(held, warm)
             model = self._model(held, warm, birth, ModelRef(job.version, job.key, job.digest))
             began = self._runtime.clock()
-            with self.computing.timed(held):
+            limit = warm.submission.spec.limits.job_seconds
+            with self.computing.timed(held), held.limited(limit):
                 result = self._metrics(held, warm, model)
             seconds = self._runtime.clock() - began
             held.enter("delivering")
@@ -253,7 +255,9 @@ class Worker:
         with self.computing.turn(held):
             self._shelf.drop(held.order.uid)  # a module that was trained has no initial weights
             with self._warm(held) as warm, self.computing.timed(held):
-                created = training.first_version(warm.submission.spec, warm.task, warm.module)
+                spec = warm.submission.spec
+                with held.limited(spec.limits.job_seconds):
+                    created = training.first_version(spec, warm.task, warm.module)
             held.enter("delivering")
         return created
 
@@ -285,12 +289,14 @@ class Worker:
             raise Cancelled(f"{order.federation}: it has no spec.json") from None
         if submission.uid != order.uid:
             raise Cancelled(f"{order.federation}: its uid is {submission.uid} now")
-        try:
-            task = tasks.load(submission.spec, self._task_allow)
-        except UnknownTask as error:
-            held.release(str(error), missing=submission.spec.task.name)
-            raise Cancelled(str(error)) from error
-        return Warm(submission, task, self._gpu.prepare(task.model(), self._device))
+        spec = submission.spec
+        with held.limited(spec.limits.job_seconds):  # a task may read all of its data here
+            try:
+                task = tasks.load(spec, self._task_allow)
+            except UnknownTask as error:
+                held.release(str(error), missing=spec.task.name)
+                raise Cancelled(str(error)) from error
+            return Warm(submission, task, self._gpu.prepare(task.model(), self._device))
 
     def _birth(self, held: Held, warm: Warm) -> Birth:
         """What manifest 0 fixed, once this trainer's frozen weights are seen to be the same."""

@@ -57,6 +57,7 @@ def submit(spec: SpecFile, id: NewId = None, set: Assignments = None) -> None:
             f"task.name: {checked.task.name} is not installed here (there are: "
             f"{', '.join(installed_tasks())}); {federation} waits until a trainer has it"
         )
+    warn_of(checked)
     tell_scheduler(submitted, broker, "submitted")
     print(federation)
 
@@ -80,6 +81,11 @@ def stop(
 def tell_scheduler(submitted: Submitted, broker: BrokerSettings, what: str) -> None:
     if trouble := connections.announce(submitted, broker):
         console.warn(f"{submitted.federation}: {what}, but {trouble}")
+
+
+def warn_of(spec: FederationSpec) -> None:
+    if caution := submission.caution(spec):
+        console.warn(caution)
 
 
 def installed_tasks() -> list[str]:

@@ -20,7 +20,7 @@ from fedfa.cli.control import Assignments, NewId, SpecFile
 from fedfa.history import History, HistoryReader
 from fedfa.pools import DEFAULT_POOL
 from fedfa.store import ObjectStore
-from fedfa.summary import headline_of, summarize
+from fedfa.summary import Summary, summarize
 
 if TYPE_CHECKING:
     from fedfa.local.stack import LocalStack
@@ -92,6 +92,7 @@ def run(
             store = stack.store()
             submitted = submission.submit(store, checked, federation)
             console.say(f"{federation}: {control.describe(checked)}")
+            control.warn_of(checked)
             _show_dashboard(stack, federation, open=open)
             control.tell_scheduler(submitted, stack.broker_settings(), "submitted")
             history = observe.follow(
@@ -99,6 +100,9 @@ def run(
             )
             with results.writing("--out", folder):
                 _write_results(store, history, folder, time.monotonic() - started)
+            summary = summarize(history, now=time.time())
+            if better := better_version(summary, _how_to_reach(stack, data, stays=keep or open)):
+                console.say(better, "yellow")
             code = observe.exit_code(history)
             if verify:
                 code = max(code, _verify(store, federation))
@@ -182,7 +186,7 @@ def _write_results(
     from fedfa.report import write  # imports matplotlib
 
     summary = summarize(history, now=time.time())
-    console.say(f"{summary.status}: {headline_of(summary.reason)}", views.STYLES[summary.status])
+    observe.say_end(summary)
     if summary.best is not None:
         final = f"{summary.metric} {views.measured(summary.latest)}"
         console.say(f"{final}, best {views.measured(summary.best)}", "bold")
@@ -196,6 +200,26 @@ def _write_results(
         console.say(results.export_model(store, federation, None, folder / "model.safetensors"))
     (folder / "summary.json").write_text(json.dumps(summary.as_json(), indent=2) + "\n")
     console.say(f"logs: {folder / 'logs'}")
+
+
+def better_version(summary: Summary, hint: str = "") -> str | None:
+    """That another version than the final one, which was exported, measured best; else None."""
+    best, latest, final = summary.best, summary.latest, summary.final_version
+    if best is None or latest is None or best.version == final or best.value == latest.value:
+        return None
+    return (
+        f"version {final} was exported; version {best.version} has the best {summary.metric}, "
+        f"{best.value:.4f}: fedfa export {summary.federation} --version {best.version}{hint}"
+    )
+
+
+def _how_to_reach(stack: "LocalStack", data: Path | None, *, stays: bool) -> str:
+    """What a command needs besides, to find the bucket after this one."""
+    if stack.seaweedfs is None or stays:
+        return ""
+    if data is not None:
+        return f", while fedfa local up --data {data} is up"
+    return "; it needs the bucket, which --data FOLDER would have kept"
 
 
 def _verify(store: ObjectStore, federation: str) -> int:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -63,7 +64,14 @@ def watch(id: Id, json: Json = False) -> None:
     except KeyboardInterrupt:
         console.err.print(f"{id} goes on; `fedfa stop {id}` ends it")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    if not json:
+        say_end(summarize(history, now=time.time()))
     raise typer.Exit(exit_code(history))
+
+
+def say_end(summary: Summary) -> None:
+    """How it ended, and why; `follow` leaves the latter to this line."""
+    console.say(f"{summary.status}: {headline_of(summary.reason)}", views.STYLES[summary.status])
 
 
 def exit_code(history: History) -> int:
@@ -132,13 +140,14 @@ def _look(reader: HistoryReader) -> tuple[History | None, str]:
 
 def _line(history: History, trouble: str) -> str:
     summary = summarize(history, now=time.time())
-    extra = trouble or (headline_of(summary.reason) if summary.status != "running" else "")
+    extra = trouble or ("" if history.has_ended else headline_of(summary.reason))
     return f"{views.line(summary)}  {extra}".rstrip()
 
 
 def _panel(history: History, summary: Summary, trouble: str) -> Any:
     values = [one.value for one in series(history, summary.metric)] if summary.metric else []
-    return views.panel(summary, values, note=trouble)
+    reason = "" if history.has_ended else summary.reason
+    return views.panel(replace(summary, reason=reason), values, note=trouble)
 
 
 def _is_id(folder: str) -> bool:

@@ -1,6 +1,7 @@
 """A federation's summary as a person sees it: one plain line, or a panel that is drawn anew."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -66,12 +67,16 @@ def panel(summary: Summary, values: Iterable[float] = (), *, note: str = "") -> 
     rows.add_row(summary.metric or "metric", _quality(summary, list(values)))
     rows.add_row("staleness", _staleness(summary))
     rows.add_row("open jobs", f"{summary.open_jobs} of {summary.concurrency}")
+    if summary.held_up:
+        rows.add_row("", summary.held_up)
     rows.add_row("speed", f"{summary.updates_per_second:.2f} updates/s")
     if summary.rejected or summary.abandoned:
         refused = f"{summary.rejected} rejected, {summary.abandoned} abandoned"
         last = ""
         if summary.refusal:
-            last = f"; the last, {summary.refused}: {headline_of(summary.refusal)}"
+            last = f"; the last, {summary.refused}"
+            if summary.refusal not in summary.reason:  # which is shown below
+                last += f": {headline_of(summary.refusal)}"
         rows.add_row("refused", Text(refused + last, "yellow"))
     if summary.evaluation_error:
         rows.add_row("evaluation", Text(headline_of(summary.evaluation_error), "yellow"))
@@ -91,22 +96,35 @@ def panel(summary: Summary, values: Iterable[float] = (), *, note: str = "") -> 
 
 
 def details(summary: Summary) -> RenderableType:
-    """`fedfa status ID`: the panel, the newest evaluation, and where a task's own code failed."""
-    parts = [panel(summary)]
+    """`fedfa status ID`: the panel, the newest evaluation, and where a task's own code failed.
+
+    An error with lines of code is told once, with them.
+    """
+    brief = replace(
+        summary,
+        reason=_without_code(summary.reason),
+        refusal=summary.refusal and _without_code(summary.refusal),
+        evaluation_error=summary.evaluation_error and _without_code(summary.evaluation_error),
+    )
+    parts = [panel(brief)]
     if summary.metrics:
         text = ", ".join(f"{name} {value:.4f}" for name, value in summary.metrics.items())
         parts.append(Text(f"newest evaluation: {text}", "dim"))
-    failed = {  # by the lines of code: what is told twice is shown once
-        code_of(summary.reason): summary.federation,
-        code_of(summary.evaluation_error or ""): "evaluation",
-        code_of(summary.refusal or ""): summary.refused,
-    }
-    errors = (summary.refusal, summary.evaluation_error, summary.reason)
-    for code, whose in failed.items():
-        if code:
-            error = next(each for each in errors if each and code_of(each) == code)
-            parts.append(Text(f"{whose}: {headline_of(error)}\n{code}", "red"))
+    failed: dict[str, str] = {}  # the lines of code -> whose, and the error
+    for whose, error in (
+        (summary.refused, summary.refusal),
+        ("evaluation", summary.evaluation_error),
+        (summary.federation, summary.reason),
+    ):
+        if error and code_of(error):
+            failed.setdefault(code_of(error), f"{whose}: {headline_of(error)}")
+    parts += [Text(f"{told}\n{code}", "red") for code, told in failed.items()]
     return Group(*parts)
+
+
+def _without_code(error: str) -> str:
+    """An error as it is told where its last cause follows, with the lines of code."""
+    return error.partition(", at last: ")[0] if code_of(error) else error
 
 
 def _eta(summary: Summary) -> str:

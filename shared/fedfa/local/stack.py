@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from fedfa.errors import Misconfigured
+from fedfa.forks import end_unguarded
 from fedfa.local.processes import ServerProcess, accepts, free_port
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
@@ -107,6 +108,7 @@ class LocalStack:
     # -- life -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        end_unguarded()
         with ExitStack() as undo_if_this_fails:
             undo_if_this_fails.push(self)
             self.folder = self._open_folder()

@@ -137,9 +137,9 @@ def simulation(
     is the unix time at which the virtual clock starts.
     """
     store = DirectoryStore(root)
-    submission = submit(store, spec, federation, created_at=created_at)
     number = min(num_workers or usable_cores(), spec.concurrency)
     workers = Workers(root, federation, number=number, threads=threads, task_allow=task_allow)
+    submission = submit(store, spec, federation, created_at=created_at)
     with workers:
         clock = clock_of(store, federation, workers, step_seconds=step_seconds, threads=threads)
         yield Simulation(store, submission, workers, clock, with_gradient=with_gradient)

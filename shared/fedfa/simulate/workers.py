@@ -18,7 +18,7 @@ from queue import PriorityQueue
 from typing import Any, Self
 
 from fedfa.errors import FedfaError
-from fedfa.forks import forks, separate
+from fedfa.forks import end_unguarded, forks, separate, unguarded
 
 Answer = dict[str, Any]
 Urgency = tuple[float, ...]  # smaller is sooner
@@ -44,6 +44,7 @@ class Workers:
         self, root: Path, federation: str, *, number: int, threads: int, task_allow: Sequence[str]
     ) -> None:
         """root is the DirectoryStore's; threads are torch's, in each worker."""
+        end_unguarded()
         self._number = number
         self._work = root, federation, threads, tuple(task_allow)
         self._orders: PriorityQueue[tuple[Urgency, int, Answer | None, Future[Answer]]] = (
@@ -87,7 +88,7 @@ class Workers:
                 continue
             try:
                 answer = worker.ask(order)
-            except TaskFailed as error:
+            except FedfaError as error:
                 future.set_exception(error)
             else:
                 future.set_result(answer)
@@ -112,7 +113,8 @@ class _Worker:
         except (OSError, EOFError):
             self._process.join()
             code = self._process.exitcode
-            raise TaskFailed(f"worker: ended with code {code}: {self._log_tail()}") from None
+            ended = TaskFailed(f"worker: ended with code {code}: {self._log_tail()}")
+            raise (unguarded(code) or ended) from None
         if "error" in answer:
             raise TaskFailed(answer["error"])
         return answer

@@ -42,7 +42,7 @@ export function showFederation(main, id, onConnection) {
     if (view && view.status !== now.status) announce(`${id} is ${now.status}: ${now.reason.split("\n")[0]}`);
     view = now;
     replace(status, pill(now.status));
-    replace(why, now.reason && h("p", {}, reason(now.reason)), now.evaluation_error && h("p", { class: "warning" },
+    replace(why, now.reason && h("p", {}, reason(now.reason)), now.held_up && h("p", {}, now.held_up), now.evaluation_error && h("p", { class: "warning" },
       `evaluation of version ${now.evaluation_error.version}: `, reason(now.evaluation_error.error)));
     showMessages(now.messages);
     showTiles();
