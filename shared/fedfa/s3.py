@@ -8,6 +8,7 @@ is StoreUnavailable. What no retry mends is Misconfigured, in one line that name
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import boto3
@@ -18,6 +19,7 @@ from botocore.config import Config
 from botocore.parsers import ResponseParserError
 from botocore.session import Session, get_session
 
+from fedfa.canonical import sha256
 from fedfa.errors import (
     AlreadyExists,
     FedfaError,
@@ -27,7 +29,7 @@ from fedfa.errors import (
     TooLarge,
 )
 from fedfa.memory import Bytes
-from fedfa.s3_put import SignedPut
+from fedfa.s3_http import S3Http
 from fedfa.settings import StoreSettings
 from fedfa.store import Download, ObjectInfo, check_key, check_size, download_from
 
@@ -83,7 +85,7 @@ class S3Store:
         """Connects to nothing yet. Raises Misconfigured."""
         session = _session(settings)
         self._client = _client(settings, session)
-        self._signed_put = SignedPut(settings, session, endpoint=self._client.meta.endpoint_url)
+        self._session = session
         self._settings = settings
         self._bucket = settings.bucket
 
@@ -104,22 +106,19 @@ class S3Store:
         return self._insist("get", check_key(key), lambda: self._read_start(key, num_bytes))
 
     def put(self, key: str, body: bytes) -> None:
-        self._insist(
-            "put",
-            check_key(key),
-            lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=body),
-        )
+        self.upload(key, (body,), digest=sha256(body))
 
     def download(self, key: str, *, max_bytes: int | None = None) -> Download:
         return self._insist("get", check_key(key), lambda: self._download(key, max_bytes))
 
     def upload(self, key: str, parts: Sequence[Bytes], *, digest: str) -> None:
-        self._insist("put", check_key(key), lambda: self._upload(key, parts, digest))
+        self._insist("put", check_key(key), lambda: self._objects.put(key, parts, digest=digest))
 
     def create(self, key: str, body: bytes) -> None:
         # After an unclear try the object may be ours already, or land later: the same request
         # is sent again, and a refusal means something only once the object is seen to differ.
         in_doubt = False
+        digest = sha256(body)
 
         def attempt() -> None:
             nonlocal in_doubt
@@ -127,9 +126,7 @@ class S3Store:
                 return
             try:
                 with self._verdicts("create", key):
-                    self._client.put_object(
-                        Bucket=self._bucket, Key=key, Body=body, IfNoneMatch="*"
-                    )
+                    self._objects.put(key, (body,), digest=digest, only_if_absent=True)
             except _Unclear:
                 in_doubt = True
                 raise
@@ -164,37 +161,37 @@ class S3Store:
             lambda: self._client.delete_object(Bucket=self._bucket, Key=key),
         )
 
+    @cached_property
+    def _objects(self) -> S3Http:
+        """Made at the first request: it needs credentials, which may have to be fetched."""
+        address = {"Bucket": self._bucket, "Key": "-"}
+        url = self._client.generate_presigned_url("put_object", Params=address)
+        root = url.partition("?")[0].removesuffix("-")  # at the host that boto chooses
+        return S3Http(self._settings, self._session, root=root, max_connections=MAX_CONNECTIONS)
+
     def _read(self, key: str, max_bytes: int | None) -> bytes:
-        answer = self._client.get_object(Bucket=self._bucket, Key=key)
-        with closing(answer["Body"]) as body:
-            check_size(key, answer["ContentLength"], max_bytes)
+        stream, size = self._objects.get(key)
+        with closing(stream) as body:
+            check_size(key, size, max_bytes)
             return body.read()
 
     def _download(self, key: str, max_bytes: int | None) -> Download:
-        answer = self._client.get_object(Bucket=self._bucket, Key=key)
-        with closing(answer["Body"]) as body:
-            size = answer["ContentLength"]
+        stream, size = self._objects.get(key)
+        with closing(stream) as body:
             check_size(key, size, max_bytes)
             download = download_from(body.readinto, size)
         if len(download.body) != size:
             raise _Unclear(f"the answer broke off after {len(download.body)} of {size} bytes")
         return download
 
-    def _upload(self, key: str, parts: Sequence[Bytes], digest: str) -> None:
-        address = {"Bucket": self._bucket, "Key": key}
-        url = self._client.generate_presigned_url("put_object", Params=address)
-        self._signed_put.put(url.partition("?")[0], parts, digest=digest)
-
     def _read_start(self, key: str, num_bytes: int) -> bytes:
         try:
-            answer = self._client.get_object(
-                Bucket=self._bucket, Key=key, Range=f"bytes=0-{num_bytes - 1}"
-            )
+            stream, _ = self._objects.get(key, first_bytes=num_bytes)
         except boto_errors.ClientError as error:
             if error.response["Error"]["Code"] == "InvalidRange":  # an empty object
                 return b""
             raise
-        with closing(answer["Body"]) as body:
+        with closing(stream) as body:
             return body.read(num_bytes)  # some servers ignore the range
 
     def _holds(self, key: str, body: bytes) -> bool:
@@ -205,8 +202,10 @@ class S3Store:
                     return True
             except TooLarge:
                 pass
-            except self._client.exceptions.NoSuchKey:
-                return False
+            except boto_errors.ClientError as error:
+                if error.response["Error"]["Code"] == "NoSuchKey":
+                    return False
+                raise
         raise AlreadyExists(self._where("create", key))
 
     def _pages(self, prefix: str, **request: Any) -> "Iterator[ListObjectsV2OutputTypeDef]":
