@@ -321,6 +321,7 @@ class Folder(RuleBasedStateMachine):
             birth=None if head else Birth(clients(), TEMPLATE, ""),
         )
         self.log.append(manifests.commit(self.store, manifest))
+        manifests.move_head(self.store, manifest)
 
     def put(self, key: str, body: bytes = b"") -> None:
         self.num_files += 1
