@@ -264,6 +264,8 @@ def stops_after(updates: int) -> FederationSpec:
 
 
 LONG = {"specs": (stops_after(25),), "train_seconds": (0.5, 2.0), "calm_at": 40.0}
+# Jobs so long that one trainer alone must have few of them to be done in time.
+SLOW = LONG | {"specs": (stops_after(10),), "train_seconds": (8.0, 20.0)}
 STORMY = {"crash": 3.0, "crash_roles": ("aggregator", "trainer")}
 PAUSED = {"stall": 8.0, "stall_roles": ("scheduler",), "crash": 0.0, "disconnect": 0.0}
 LATE = {"num_aggregators": 2}
@@ -331,12 +333,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "leases expired after the scheduler's own pause": Mutation(
         replaces(Scheduler, "__init__", own_pause_expires_leases),
-        scenario=LONG | {"train_seconds": (8.0, 20.0), "num_schedulers": 1},
+        scenario=SLOW | {"num_schedulers": 1},
         faults=PAUSED,
     ),
     "leases expired after the scheduler's start": Mutation(
         nothing_settles,
-        scenario=LONG | {"train_seconds": (8.0, 20.0)},
+        scenario=SLOW,
         faults={"crash": 6.0, "crash_roles": ("scheduler",)},
     ),
     "garbage collection under a stalled writer": Mutation(
