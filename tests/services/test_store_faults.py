@@ -373,7 +373,7 @@ def test_a_wrong_region_is_reported_with_its_setting() -> None:
     with http_server((301, redirect)) as endpoint:
         store = from_settings(settings(endpoint))
 
-        with pytest.raises(Misconfigured, match="PermanentRedirect.*correct FEDFA_S3_REGION"):
+        with pytest.raises(Misconfigured, match=r"PermanentRedirect.*correct FEDFA_S3_REGION"):
             store.get("a")
 
 
