@@ -168,9 +168,9 @@ def submit(what: Spec, *, id: str | None = None) -> Federation:
     federation = submission.new_id(stem) if id is None else submission.check_id(id)
     broker = connections.broker_settings()
     store: ObjectStore = connections.store()
-    submitted = submission.submit(store, checked, federation)
-    if caution := submission.caution(checked):
+    if caution := submission.caution(checked):  # first: a warning may be made an error
         warnings.warn(caution, stacklevel=2)
+    submitted = submission.submit(store, checked, federation)
     _announce(submitted, broker)
     return Federation(federation)
 

@@ -27,9 +27,9 @@ Name = Literal[
     "commit.before_manifest",
     "commit.after_manifest",  # committed, and the writer may not know it
     "aggregator.committed",  # nobody was told
-    "aggregator.published",  # ModelReady was sent, HEAD.json lags
-    "commit.head_put",  # nothing is acknowledged
+    "aggregator.published",  # ModelReady was sent, nothing is acknowledged
     "aggregator.acked",  # after each acknowledgement
+    "aggregator.head_put",
     # the trainer: a claim, then one of three kinds of work
     "trainer.claimed",  # the scheduler knows, the broker still holds the message
     "trainer.acked",

@@ -68,9 +68,10 @@ def end_unguarded() -> None:
     """For whatever starts processes: end here and now if this one only imports the script.
 
     A fork imports the script that started it, to know what that defines. Without a guard it would
-    run the script again, servers and all; multiprocessing's own refusal comes later than that, and
-    says much. `unguarded` says it where the script runs.
+    run the script again, and start servers before multiprocessing refuses the first process.
+    `unguarded` tells the user, where the script itself runs.
     """
+    # What multiprocessing looks at for its own refusal; it has no public name.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(EXIT_UNGUARDED)
 

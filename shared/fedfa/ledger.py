@@ -262,8 +262,8 @@ def commit(
         state=replica.federation.state,
     )
     head = manifests.commit(store, manifest)
-    is_collected = ledger.submission.spec.retention.keep == "bounded"
-    if parts and is_collected and not store.exists(model.key):  # gone while this writer stalled
+    may_be_collected = ledger.submission.spec.retention.keep != "all"
+    if parts and may_be_collected and not store.exists(model.key):  # while this writer stalled
         store.upload(model.key, parts, digest=model.digest)
     running = manifest.state.status == "running"
     return Ledger(ledger.submission, ledger.birth, head, replica if running else None)

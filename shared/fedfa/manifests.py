@@ -23,7 +23,7 @@ from fedfa.store import ObjectStore
 from fedfa.tensors import Template
 
 FIRST = 0
-HEAD_EVERY = 8
+HEAD_EVERY = 8  # manifests, from one that HEAD.json names to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,12 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
 def move_head(store: ObjectStore, manifest: Manifest) -> None:
     """Point HEAD.json at a committed manifest: sometimes, and at the end.
 
-    Nobody waits for a hint: do it last. One that lags by less than HEAD_EVERY costs a reader
-    at most six more reads, and the writer's time is what trainers wait for.
+    Nobody waits for a hint, and trainers wait for its writer: do it last, and seldom. One that
+    lags by less than HEAD_EVERY costs a reader at most six more reads.
     """
     if manifest.n % HEAD_EVERY == 0 or manifest.state.status != "running":
         store.put(keys.head(manifest.federation), canonical_json({"n": manifest.n}).encode())
-        reach("commit.head_put")
+        reach("aggregator.head_put")
 
 
 def submitted(store: ObjectStore, federation: str) -> Submitted:

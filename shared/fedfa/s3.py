@@ -70,6 +70,7 @@ _CREDENTIAL_CODES = {
     "InvalidToken",
     "SignatureDoesNotMatch",
 }
+_REGION_CODES = {"AuthorizationHeaderMalformed", "PermanentRedirect", "301"}
 LIST = "s3:ListBucket"  # without it S3 refuses to say that an object is missing
 _PERMISSIONS = {"ListObjectsV2": LIST, "HeadBucket": LIST}
 
@@ -304,6 +305,8 @@ class S3Store:
             return _Unclear(f"HTTP {status} {answer}")
         if code in _CREDENTIAL_CODES:
             return Misconfigured(f"{where}: refused with {code}; {self._credentials}")
+        if code in _REGION_CODES:
+            return Misconfigured(f"{where}: refused with {answer}; correct FEDFA_S3_REGION")
         if code == "RequestTimeTooSkewed":
             return Misconfigured(f"{where}: refused with {answer}; set this machine's clock")
         if status == 403:

@@ -173,8 +173,9 @@ class Limits(Section):
     )
     job_seconds: Seconds | None = Field(
         default=None,
-        description="most that a job's training or an evaluation may compute; longer is a failure, "
-        "and a trainer that still computes then ends; none waits for ever",
+        description="most that a job's training, a whole evaluation or the initialisation may "
+        "compute, once the task is loaded; longer is a failure, and a trainer that still computes "
+        "then ends; none waits for ever",
     )
     set_aside_after: Int = Field(
         default=3, ge=1, description="rejections in a row before a client is set aside"

@@ -119,8 +119,9 @@ class BrokerSettings(EnvironmentSettings):
     )
     declare: bool = Field(
         default=True,
-        description="declare the exchanges and queues that are used; false waits until another "
-        "process has, and needs no permission to configure them",
+        description="declare the exchanges and queues that are used; false uses those that "
+        "another process has declared, as soon as they are there, and needs no permission to "
+        "configure them",
     )
     reconnect_max_seconds: float = Field(
         default=15.0,

@@ -48,7 +48,7 @@ class Summary:
     abandoned: int
     open_jobs: int
     concurrency: int
-    held_up: str  # whom the slots wait for whose updates wait for a merge; "" if none does
+    held_up: str  # the open jobs that a round or a full buffer waits for; "" if none does
     updates_per_second: float
     staleness_mean: float | None
     staleness_max: int | None
@@ -127,7 +127,7 @@ def waiting_for(spec: FederationSpec, seconds: float) -> str:
 
 
 def held_up(state: State) -> str:
-    """Whose jobs the slots wait for that open again only with the others; "" if none waits."""
+    """The open jobs that the other slots wait for; "" where slots open again one by one."""
     still = [
         f"{slot.client} (job {number}-{slot.generation})"
         for number, slot in enumerate(state.slots)
@@ -138,7 +138,7 @@ def held_up(state: State) -> str:
         return ""
     more = f" and {len(still) - MOST_NAMED} more" if len(still) > MOST_NAMED else ""
     refused = state.failures_in_a_row
-    last = f"; in a row refused: {refused}" if refused else ""
+    last = f"; jobs refused in a row: {refused}" if refused else ""
     named = ", ".join(still[:MOST_NAMED])
     return f"{num_waiting} of {len(state.slots)} slots wait for {named}{more}{last}"
 

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
 from pathlib import Path
@@ -345,6 +345,38 @@ def test_a_denied_key_is_reported_with_the_operation_and_the_permission() -> Non
     assert "\n" not in text
 
 
+def test_a_refusal_arrives_before_a_large_body_is_sent() -> None:
+    received: list[bytes] = []
+
+    class Refusing(ScriptedHandler):
+        def handle_expect_100(self) -> bool:
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            self.connection.settimeout(1.0)
+            with suppress(TimeoutError):
+                received.append(self.rfile.read1(1))
+            self.close_connection = True
+            return False
+
+    body = bytes(8 << 20)
+    with serving(Refusing) as endpoint:
+        store = from_settings(settings(endpoint))
+        with pytest.raises(Misconfigured, match="allow s3:PutObject"):
+            store.upload("a", [body], digest=sha256(body))
+
+    assert received == []
+
+
+def test_a_wrong_region_is_reported_with_its_setting() -> None:
+    redirect = b"<Error><Code>PermanentRedirect</Code><Message>Elsewhere</Message></Error>"
+    with http_server((301, redirect)) as endpoint:
+        store = from_settings(settings(endpoint))
+
+        with pytest.raises(Misconfigured, match=r"PermanentRedirect.*correct FEDFA_S3_REGION"):
+            store.get("a")
+
+
 def test_a_store_without_conditional_creates_is_reported() -> None:
     unknown = b"<Error><Code>NotImplemented</Code><Message>If-None-Match</Message></Error>"
     with http_server((501, unknown)) as endpoint:
@@ -418,14 +450,20 @@ def http_server(
                 seen.append({name.lower(): value for name, value in self.headers.items()})
             return next(script)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
-        serving.start()
+    with serving(Handler) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
-            serving.join()
+            thread.join()
 
 
 class ScriptedHandler(BaseHTTPRequestHandler):

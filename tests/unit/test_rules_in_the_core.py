@@ -75,7 +75,7 @@ def test_a_round_of_all_clients_is_held_up_by_one_that_always_fails_up_to_the_li
         assert decision.opened[0].client == failing
         assert due_stop(value, abandoned) is None
     # then
-    assert held_up(value.state).endswith("(job 2-4); in a row refused: 3")
+    assert held_up(value.state).endswith("(job 2-4); jobs refused in a row: 3")
     last = Abandoned(Job(2, 4), "failed 3 times, at last: no data")
     value, _ = step(value, last)
     stopped = due_stop(value, last)

@@ -162,7 +162,7 @@ def end(run: "subprocess.Popen[str]") -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "place", ["commit.model_put@9", "commit.after_manifest@8", "commit.head_put@3"]
+    "place", ["commit.model_put@9", "commit.after_manifest@8", "aggregator.head_put@3"]
 )
 def test_a_killed_run_goes_on_to_the_same_bytes(
     reference: Path, tmp_path: Path, place: str

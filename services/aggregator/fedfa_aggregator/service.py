@@ -164,11 +164,11 @@ class Aggregator:
             reach("aggregator.committed")
             self._announce(ledger, batch)
             reach("aggregator.published")
-            if batch.is_commit:
-                manifests.move_head(self._store, ledger.head.manifest)
         for mail in batch.answered:
             mail.delivery.ack()
             reach("aggregator.acked")
+        if ledger is not None and batch.is_commit:
+            manifests.move_head(self._store, ledger.head.manifest)
 
     def _fill(
         self, ledger: Ledger | None, batch: Batch, federation: str, queue: deque[Mail]

@@ -279,6 +279,7 @@ class Trainer:
                     self._end_with(held, reason)
 
     def _end_with(self, held: Held, reason: str) -> None:
+        """Report the failure and end; what the thread still says afterwards is a late answer."""
         failed = held.fact(JobFailed, error=reason)
         try:
             self._publisher.publish(failed, EVENTS, timeout_seconds=RELEASE_TIMEOUT_SECONDS)

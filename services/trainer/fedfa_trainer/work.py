@@ -290,13 +290,12 @@ class Worker:
         if submission.uid != order.uid:
             raise Cancelled(f"{order.federation}: its uid is {submission.uid} now")
         spec = submission.spec
-        with held.limited(spec.limits.job_seconds):  # a task may read all of its data here
-            try:
-                task = tasks.load(spec, self._task_allow)
-            except UnknownTask as error:
-                held.release(str(error), missing=spec.task.name)
-                raise Cancelled(str(error)) from error
-            return Warm(submission, task, self._gpu.prepare(task.model(), self._device))
+        try:
+            task = tasks.load(spec, self._task_allow)
+        except UnknownTask as error:
+            held.release(str(error), missing=spec.task.name)
+            raise Cancelled(str(error)) from error
+        return Warm(submission, task, self._gpu.prepare(task.model(), self._device))
 
     def _birth(self, held: Held, warm: Warm) -> Birth:
         """What manifest 0 fixed, once this trainer's frozen weights are seen to be the same."""

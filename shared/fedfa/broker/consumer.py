@@ -30,7 +30,7 @@ from fedfa.topology import Queue
 logger = logging.getLogger(__name__)
 
 STANDBY_SECONDS = 2.0  # between two tries to consume a queue that another consumer holds
-MISSING_SECONDS = 2.0  # between two looks for a queue that another process has to declare
+MISSING_SECONDS = 2.0  # before the first look for a queue that was missing; then twice as long
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,8 @@ class Consumer(Link):
 
     queues: (queue, prefetch) each. `epoch` counts how often consuming began: it is greater after
     a gap. While `is_standby`, another consumer holds an exclusive queue, and this one waits.
-    Without the right to declare queues, one that is missing is consumed as soon as it is there.
+    Without the right to declare queues, one that is missing beside others is consumed as soon as
+    it is there; an exclusive one never is beside others, for it says which of several acts.
     heard is told of each delivery as it arrives, in the connection's thread: it must neither
     block nor raise.
     """
@@ -90,6 +91,7 @@ class Consumer(Link):
         self._channel: BlockingChannel | None = None
         self._actual: dict[str, str] = {}
         self._tags: dict[str, str] = {}
+        self._missing: set[str] = set()
         self._was_cancelled = False
         self._is_registered = False  # not while an exclusive queue may still be refused
         self._thread.start()
@@ -184,17 +186,19 @@ class Consumer(Link):
     def _consume(self, connection: BlockingConnection) -> None:
         with self._must_answer(connection, f"consume {', '.join(self._queues)}"):
             channel = self._register(connection)
-        looked_at = time.monotonic()
+        looked_at, wait = time.monotonic(), MISSING_SECONDS
         while channel.is_open and not self._was_cancelled:
             if self._closing.is_set() or self._must_give_back or self._is_suspended:
                 self._wind_down(connection, channel)
                 return
             connection.process_data_events(time_limit=TURN_SECONDS)
             self._run_commands(connection)
-            if self._lacks_queue and time.monotonic() - looked_at > MISSING_SECONDS:
+            if self._missing and time.monotonic() - looked_at > wait:
                 with self._must_answer(connection, "look for missing queues"):
                     self._consume_what_is_there(connection, channel)
-                looked_at = time.monotonic()
+                # The broker logs each look at a queue that it does not have.
+                looked_at, wait = time.monotonic(), 2 * wait
+                wait = min(wait, self._settings.reconnect_max_seconds)
         if self._was_cancelled:  # the queue was deleted: let all its consumers hear of it first
             connection.sleep(DELETED_SECONDS)
         # pika raises nothing when the broker closes a channel or cancels a consumer
@@ -216,18 +220,26 @@ class Consumer(Link):
         self._up()
         return channel
 
-    @property
-    def _lacks_queue(self) -> bool:
-        return len(self._actual) < len(self._queues)
-
     def _consume_what_is_there(
         self, connection: BlockingConnection, channel: BlockingChannel
     ) -> None:
         for name, (queue, _) in self._queues.items():
-            if name not in self._actual:
-                actual = require_queue(connection, channel, queue, self._settings)
-                if actual is not None:
-                    self._actual[name] = actual
+            if name in self._actual:
+                continue
+            actual = require_queue(connection, channel, queue, self._settings)
+            if actual is not None:
+                self._actual[name] = actual
+            elif queue.exclusive:
+                raise BrokerUnavailable(f"nobody has declared {name} yet")
+        missing = {name for name in self._queues if name not in self._actual}
+        if not self._actual:
+            raise BrokerUnavailable(f"nobody has declared {', '.join(missing)} yet")
+        if missing != self._missing:
+            self._missing = missing
+            text = (
+                "waiting for queues that nobody has declared" if missing else "all queues are there"
+            )
+            logger.info(text, extra={"connection": self.name, "queues": sorted(missing)})
         for name in self._actual:
             self._consume_or_cancel(name)
 

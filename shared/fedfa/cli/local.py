@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -101,8 +102,9 @@ def run(
             with results.writing("--out", folder):
                 _write_results(store, history, folder, time.monotonic() - started)
             summary = summarize(history, now=time.time())
-            if better := better_version(summary, _how_to_reach(stack, data, stays=keep or open)):
+            if better := better_version(summary):
                 console.say(better, "yellow")
+                console.say(_how_to_export(stack, summary, data, stays=keep or open), "yellow")
             code = observe.exit_code(history)
             if verify:
                 code = max(code, _verify(store, federation))
@@ -202,24 +204,26 @@ def _write_results(
     console.say(f"logs: {folder / 'logs'}")
 
 
-def better_version(summary: Summary, hint: str = "") -> str | None:
+def better_version(summary: Summary) -> str | None:
     """That another version than the final one, which was exported, measured best; else None."""
     best, latest, final = summary.best, summary.latest, summary.final_version
     if best is None or latest is None or best.version == final or best.value == latest.value:
         return None
     return (
         f"version {final} was exported; version {best.version} has the best {summary.metric}, "
-        f"{best.value:.4f}: fedfa export {summary.federation} --version {best.version}{hint}"
+        f"{best.value:.4f}"
     )
 
 
-def _how_to_reach(stack: "LocalStack", data: Path | None, *, stays: bool) -> str:
-    """What a command needs besides, to find the bucket after this one."""
+def _how_to_export(stack: "LocalStack", summary: Summary, data: Path | None, *, stays: bool) -> str:
+    """The best version's model, after this command."""
+    assert summary.best is not None
+    export = f"fedfa export {summary.federation} --version {summary.best.version}"
     if stack.seaweedfs is None or stays:
-        return ""
+        return export
     if data is not None:
-        return f", while fedfa local up --data {data} is up"
-    return "; it needs the bucket, which --data FOLDER would have kept"
+        return f"fedfa local up --data {shlex.quote(str(data))}, and meanwhile {export}"
+    return "to export that one too, run with --data FOLDER, which keeps the bucket"
 
 
 def _verify(store: ObjectStore, federation: str) -> int:

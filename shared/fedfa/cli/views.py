@@ -68,7 +68,7 @@ def panel(summary: Summary, values: Iterable[float] = (), *, note: str = "") -> 
     rows.add_row("staleness", _staleness(summary))
     rows.add_row("open jobs", f"{summary.open_jobs} of {summary.concurrency}")
     if summary.held_up:
-        rows.add_row("", summary.held_up)
+        rows.add_row("", Text(summary.held_up))
     rows.add_row("speed", f"{summary.updates_per_second:.2f} updates/s")
     if summary.rejected or summary.abandoned:
         refused = f"{summary.rejected} rejected, {summary.abandoned} abandoned"
