@@ -8,7 +8,17 @@ import pytest
 
 from fedfa import keys, ledger
 from fedfa.broker import Publisher
-from fedfa.messages import AnyMessage, InitModel, RollCall, StopFederation, encode
+from fedfa.events import Abandoned, Job
+from fedfa.messages import (
+    AnyMessage,
+    InitModel,
+    JobStarted,
+    RollCall,
+    StopFederation,
+    TrainJob,
+    encode,
+)
+from fedfa.replica import decide
 from fedfa.store import DirectoryStore
 from fedfa.topology import Route
 from fedfa_scheduler.bucket import delivered_update, evaluation_failure
@@ -17,6 +27,7 @@ from fedfa_scheduler.leases import Attempts
 from fedfa_scheduler.service import Scheduler
 from fedfa_scheduler.settings import SchedulerSettings
 from tests.unit.builders import ATTEMPT, UID, stored, submitted, vector
+from tests.unit.sample_run import born
 
 NUM_FEDERATIONS = 30
 
@@ -199,3 +210,47 @@ def test_a_file_that_names_another_federation_is_no_delivery(tmp_path: Path) -> 
         stored(vector(0), metadata | {"federation": "other", "generation": 2}),
     )
     assert delivered_update(store, submitted(), 0, 2) is None
+
+
+def test_a_job_that_was_decided_unheard_and_its_file_collected_is_not_handed_out_again(
+    tmp_path: Path,
+) -> None:
+    # given three jobs that a trainer has, and a scheduler that looks around only now
+    clock, sent = Clock(), Sent()
+    store = DirectoryStore(tmp_path)
+    held = born(store, "fed")
+    settings = SchedulerSettings(lease_ttl_seconds=3.0, reconcile_interval_seconds=1000.0)
+    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
+    scheduler = Scheduler(
+        fleet, store, cast(Publisher, sent), settings, clock=clock, unix_clock=lambda: 1000.0
+    )
+
+    def turns(number: int) -> None:
+        for _ in range(number):
+            clock.now += 0.5
+            scheduler.turn(None, epoch=1, is_active=True)
+
+    turns(2)
+    assert held.replica is not None
+    closed, *others = (job for job, _ in held.replica.federation.open_jobs())
+    for job in (closed, *others):
+        fleet.heard(
+            JobStarted(
+                federation="fed",
+                uid=UID,
+                task="train",
+                slot=job.slot,
+                generation=job.generation,
+                attempt=ATTEMPT,
+                trainer="t",
+            ),
+            clock.now,
+        )
+    # when the first of them is abandoned by a manifest that nobody tells the scheduler of
+    replica, decisions = decide(held.replica, Abandoned(closed, "it took too long"))
+    ledger.commit(store, held, replica, decisions, writer="a", now=1003.0)
+    sent.clear()
+    turns(20)
+    # then the others' silence makes them be handed out again, and of the first, its successor
+    again = {Job(each.slot, each.generation) for each in sent if isinstance(each, TrainJob)}
+    assert again == {*others, Job(closed.slot, closed.generation + 1)}

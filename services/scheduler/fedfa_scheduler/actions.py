@@ -31,10 +31,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """See whether the bucket already holds what this work makes; answer with `looked`."""
+    """See whether the bucket already holds what this work makes; answer with `looked`.
+
+    has_expired: its lease has, unless the work is finished.
+    """
 
     federation: str
     work: Work
+    has_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ def next_action(
     """What a lease calls for now."""
     ttl = hearing.lease_ttl_seconds
     if hearing.has_expired(lease, now):
-        return Look(known.id, lease.work)
+        return Look(known.id, lease.work, has_expired=True)
     if lease.stage == "owed" and now < lease.not_before:
         return None
     if lease.stage in ("delivered", "given_up") and not is_due(lease.sent_at, now, ttl):

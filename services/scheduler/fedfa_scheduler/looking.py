@@ -187,6 +187,8 @@ class Lookout:
             return False
         if task == "train":
             update = bucket.delivered_update(self._store, submission, first, generation)
+            if update is None and look.has_expired:  # it may be decided unheard, and collected
+                self._observe_again(self._fleet.federations[look.federation])
         elif task == "init":
             has_initial_model = bucket.has_initial_model(self._store, look.federation)
         reach("scheduler.looked")
