@@ -8,7 +8,9 @@ python benchmarks/report.py --compare OLD NEW       medians of NEW over those of
 import argparse
 import ast
 import io
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,11 +79,15 @@ def section(name: str, folder: Path) -> str:
 
 
 def described(name: str) -> str:
-    """The benchmark's own docstring; its commands stay indented."""
+    """The benchmark's own docstring, its commands in blocks."""
     source = Path(__file__).with_name(f"{name}.py").read_text()
     text = ast.get_docstring(ast.parse(source))
     assert text
-    return text
+    return re.sub(r"((?:^    .*\n?)+)", _as_block, text, flags=re.MULTILINE)
+
+
+def _as_block(match: re.Match[str]) -> str:
+    return f"```text\n{textwrap.dedent(match[1]).rstrip()}\n```\n"
 
 
 def plotted(name: str, folder: Path) -> Iterator[tuple[Path, Group]]:

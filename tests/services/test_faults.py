@@ -219,5 +219,5 @@ def test_a_full_disk_only_delays(here: World) -> None:
         seconds=60,
     )
     here.free_disk()
-    here.goes_on(name)
+    here.goes_on(name, seconds=180)  # the server looks for space now and then only
     here.stops_and_verifies(name)

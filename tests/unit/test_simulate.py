@@ -153,7 +153,13 @@ def command(folder: Path, variables: Mapping[str, str]) -> "subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=hear_interrupts,
     )
+
+
+def hear_interrupts() -> None:
+    """In the background of a script the tests ignore SIGINT, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end(run: "subprocess.Popen[str]") -> tuple[int, str]:
