@@ -1,6 +1,7 @@
 """The permissions of each component, at a real broker: enough for its work, and no more."""
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -46,6 +47,8 @@ def users(
     )
     assert done.returncode == 0, done.stderr
     made = dict(line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
+    # A password that begins with "-" is an option to rabbitmqctl.
+    assert all(re.fullmatch("[0-9a-f]{48}", password) for password in made.values())
     yield {
         name.removeprefix(f"{vhost}-"): BrokerSettings(
             url=SecretStr(f"amqp://127.0.0.1:{rabbit.port}/{vhost}"),
