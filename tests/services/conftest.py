@@ -19,6 +19,7 @@ from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
+from tests.services.driver import virtual_host
 from tests.services.faults import World, Worlds, tracebacks, world
 
 
@@ -65,13 +66,9 @@ def store(store_settings: StoreSettings) -> S3Store:
 
 
 @pytest.fixture(scope="module")
-def broker_settings(rabbit: RabbitMQ) -> Iterator[BrokerSettings]:
+def broker_settings(rabbit: RabbitMQ) -> BrokerSettings:
     """The broker, with a virtual host of this module's own: no queue is shared with others."""
-    vhost = f"test-{secrets.token_hex(6)}"
-    rabbit.ctl("add_vhost", vhost)
-    rabbit.ctl("set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
-    yield BrokerSettings(url=SecretStr(f"{rabbit.url}{vhost}"))
-    rabbit.ctl("delete_vhost", vhost)
+    return virtual_host(rabbit)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Plays scheduler and trainers towards a real aggregator, with real files and real messages."""
 
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from fedfa import keys, ledger, manifests
 from fedfa.broker import Consumer, Publisher
 from fedfa.canonical import sha256
 from fedfa.federation import State
 from fedfa.local.processes import ServerProcess
+from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.messages import InitReady, ModelReady, UpdateReady
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
@@ -38,6 +42,14 @@ def start_aggregator(
     }
     command = [sys.executable, "-m", "fedfa_aggregator"]
     return ServerProcess(name, command, log=log / f"{name}.log", env=environment)
+
+
+def virtual_host(rabbit: RabbitMQ) -> BrokerSettings:
+    """A new one; it ends with its node."""
+    name = f"test-{secrets.token_hex(6)}"
+    rabbit.ctl("add_vhost", name)
+    rabbit.ctl("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
+    return BrokerSettings(url=SecretStr(f"{rabbit.url}{name}"))
 
 
 def wait_for(

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import pytest
 from pydantic import SecretStr
@@ -22,16 +22,13 @@ from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.topology import DEAD, Queue
 from tests.services.commands import fedfa
+from tests.services.driver import virtual_host
 
 
 @pytest.fixture
-def elsewhere(rabbit: RabbitMQ) -> Iterator[BrokerSettings]:
+def elsewhere(rabbit: RabbitMQ) -> BrokerSettings:
     """A virtual host of the test's own."""
-    vhost = f"test-{secrets.token_hex(6)}"
-    rabbit.ctl("add_vhost", vhost)
-    rabbit.ctl("set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
-    yield BrokerSettings(url=SecretStr(f"{rabbit.url}{vhost}"))
-    rabbit.ctl("delete_vhost", vhost)
+    return virtual_host(rabbit)
 
 
 def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:

@@ -21,6 +21,10 @@ def phases(here: World, trainer: str) -> list[str]:
     return sorted(held["phase"] for held in here.jobs(trainer))
 
 
+def in_training(here: World, trainer: str) -> set[tuple[object, ...]]:
+    return {tuple(held["work"]) for held in here.jobs(trainer) if held["phase"] == "training"}
+
+
 def zombies(here: World, name: str, trainer: str) -> list[object]:
     """What a trainer still holds although it is closed."""
     manifest = here.newest(name)
@@ -76,8 +80,16 @@ def test_a_trainer_that_falls_silent_loses_its_jobs_and_drops_them(here: World, 
         evaluation={"every_versions": 10_000},
     )
     slow = here.slow / "trainer-1"
+    fast = in_training(here, "trainer-1")
     slow.touch()
-    wait_for(lambda: phases(here, "trainer-1") == ["training", "waiting", "waiting"], seconds=60)
+    fast |= in_training(here, "trainer-1")  # it may be in its last step, and ends
+    wait_for(
+        lambda: (
+            phases(here, "trainer-1") == ["training", "waiting", "waiting"]
+            and not fast & in_training(here, "trainer-1")
+        ),
+        seconds=60,
+    )
 
     # when it is not heard for longer than a lease
     start, its_start = here.log_size("scheduler"), here.log_size("trainer-1")

@@ -16,7 +16,6 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 
 import pytest
-from pydantic import SecretStr
 
 from fedfa import keys, ledger, modules, replica, submission
 from fedfa.broker import Consumer, Publisher
@@ -55,6 +54,7 @@ from fedfa.topology import (
     jobs,
 )
 from tests.proxy import Proxy
+from tests.services.driver import virtual_host
 
 M = TypeVar("M")
 
@@ -321,10 +321,7 @@ DIGITS = parse({"clients": 20}).task
 def world(
     rabbit: RabbitMQ, s3: StoreSettings, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    vhost = f"test-{secrets.token_hex(6)}"
-    rabbit.ctl("add_vhost", vhost)
-    rabbit.ctl("set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
-    broker = BrokerSettings(url=SecretStr(f"{rabbit.url}{vhost}"), reconnect_max_seconds=1.0)
+    broker = virtual_host(rabbit).model_copy(update={"reconnect_max_seconds": 1.0})
     bucket = s3.model_copy(update={"bucket": f"test-{secrets.token_hex(6)}"})
     store = S3Store(bucket)
     store.ensure_bucket()
@@ -337,7 +334,6 @@ def world(
         )
     ears.close()
     publisher.close()
-    rabbit.ctl("delete_vhost", vhost)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from functools import partial
 
 from tests.simulation.schedule import Mutation, Outcome, run_schedule
 
-COLLECT_EVERY = 20  # greenlets make many cycles
+COLLECT_EVERY = 50  # greenlets make many cycles
 
 
 def broken(seeds: Iterable[int]) -> Iterator[Outcome]:

@@ -90,26 +90,31 @@ def dealt(name, **options):
 # -- from the spec to a model that its own library loads ---------------------------------------
 
 
-def fedfa(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "fedfa.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture
+def simulated(data, fedfa):
+    """Gives the folder that `fedfa export --pretrained` wrote, and the last metrics of the run."""
 
+    def simulated(name, **options):
+        (data / "run.yaml").write_text(json.dumps(fields_of(name, **options)))
+        command = ["simulate", "run.yaml", "--out", "runs", "--workers", "1"]
+        done = subprocess.run(
+            [sys.executable, "-m", "fedfa.cli", *command],
+            cwd=data,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        runs = data / "runs"
+        ended = fedfa("export", "run", "--in", runs, "--pretrained", FEDFA_DATA=str(data))
+        assert ended.code == 0, ended.stderr
+        history = HistoryReader(DirectoryStore(runs), "run").refresh()
+        first, *_, last = history.evaluations
+        assert last.version == history.state.final_version
+        assert last.metrics["loss"] < first.metrics["loss"]
+        return runs / "run/pretrained", last.metrics
 
-def simulated(folder, name, **options):
-    """The folder that `fedfa export --pretrained` wrote, and the last metrics of the run."""
-    (folder / "run.yaml").write_text(json.dumps(fields_of(name, **options)))
-    fedfa("simulate", folder / "run.yaml", "--out", folder / "runs", "--workers", 1)
-    fedfa("export", "run", "--in", folder / "runs", "--pretrained")
-    history = HistoryReader(DirectoryStore(folder / "runs"), "run").refresh()
-    first, *_, last = history.evaluations
-    assert last.version == history.state.final_version
-    assert last.metrics["loss"] < first.metrics["loss"]
-    return folder / "runs/run/pretrained", last.metrics
+    return simulated
 
 
 def accuracy_of(scores, labels):
@@ -117,9 +122,9 @@ def accuracy_of(scores, labels):
 
 
 @pytest.mark.timeout(300)
-def test_pictures_in_folders_are_learnt_and_torchvision_loads_the_model(data):
+def test_pictures_in_folders_are_learnt_and_torchvision_loads_the_model(data, simulated):
     held_out = tiny.write_pictures(data / "test", clients=1, each=4) / "farm-0"
-    out, metrics = simulated(data, "images", model="shufflenet_v2_x0_5", test="test/farm-0")
+    out, metrics = simulated("images", model="shufflenet_v2_x0_5", test="test/farm-0")
 
     made = json.loads((out / "config.json").read_text())
     model = torchvision.models.get_model(made["model"], num_classes=len(made["classes"]))
@@ -143,10 +148,12 @@ def test_pictures_in_folders_are_learnt_and_torchvision_loads_the_model(data):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lora_rank", [None, 2])
-def test_texts_in_a_table_are_learnt_and_transformers_or_peft_loads_the_model(data, lora_rank):
+def test_texts_in_a_table_are_learnt_and_transformers_or_peft_loads_the_model(
+    data, simulated, lora_rank
+):
     rows = tiny.reviews(30, seed=2)
     tiny.write_table(data / "test.jsonl", rows)
-    out, metrics = simulated(data, "text", test="test.jsonl", lora_rank=lora_rank)
+    out, metrics = simulated("text", test="test.jsonl", lora_rank=lora_rank)
 
     if lora_rank is None:
         model = AutoModelForSequenceClassification.from_pretrained(out)
@@ -167,10 +174,10 @@ def test_texts_in_a_table_are_learnt_and_transformers_or_peft_loads_the_model(da
 
 
 @pytest.mark.timeout(300)
-def test_numbers_in_a_table_are_learnt_and_the_model_carries_their_scale(data):
+def test_numbers_in_a_table_are_learnt_and_the_model_carries_their_scale(data, simulated):
     rows = tiny.flowers(40, seed=2)
     tiny.write_table(data / "test.parquet", rows)
-    out, metrics = simulated(data, "tabular", test="test.parquet")
+    out, metrics = simulated("tabular", test="test.parquet")
 
     assert metrics["accuracy"] > 0.9
     made = json.loads((out / "config.json").read_text())

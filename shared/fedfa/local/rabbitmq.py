@@ -67,7 +67,7 @@ class RabbitMQ:
             "RABBITMQ_LOGS": "-",
             "RABBITMQ_PID_FILE": str(home / "pid"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{_LOOPBACK_ONLY} {_NO_SPINNING}",
-            "RABBITMQ_CTL_ERL_ARGS": _LOOPBACK_ONLY,
+            "RABBITMQ_CTL_ERL_ARGS": f"{_LOOPBACK_ONLY} {_NO_SPINNING} +S 1:1",
             "RUNNING_UNDER_SYSTEMD": "1",  # the start script becomes the node: one pid
         }
         self._write_files(config, advanced)
