@@ -82,13 +82,19 @@ class _Unclear(Exception):
 class S3Store:
     """An `ObjectStore` over one bucket of an S3 server."""
 
-    def __init__(self, settings: StoreSettings) -> None:
-        """Connects to nothing yet. Raises Misconfigured."""
+    def __init__(
+        self, settings: StoreSettings, *, on_progress: Callable[[], None] = lambda: None
+    ) -> None:
+        """Connects to nothing yet. Raises Misconfigured.
+
+        on_progress is called for each part of a large object that went out or came in.
+        """
         session = _session(settings)
         self._client = _client(settings, session)
         self._session = session
         self._settings = settings
         self._bucket = settings.bucket
+        self._on_progress = on_progress
 
     @property
     def name(self) -> str:
@@ -168,7 +174,13 @@ class S3Store:
         address = {"Bucket": self._bucket, "Key": "-"}
         url = self._client.generate_presigned_url("put_object", Params=address)
         root = url.partition("?")[0].removesuffix("-")  # at the host that boto chooses
-        return S3Http(self._settings, self._session, root=root, max_connections=MAX_CONNECTIONS)
+        return S3Http(
+            self._settings,
+            self._session,
+            root=root,
+            max_connections=MAX_CONNECTIONS,
+            on_progress=self._on_progress,
+        )
 
     def _read(self, key: str, max_bytes: int | None) -> bytes:
         stream, size = self._objects.get(key)
@@ -178,9 +190,14 @@ class S3Store:
 
     def _download(self, key: str, max_bytes: int | None) -> Download:
         stream, size = self._objects.get(key)
-        with closing(stream) as body:
+
+        def read_into(buffer: Any) -> int:
+            self._on_progress()
+            return int(stream.readinto(buffer))
+
+        with closing(stream):
             check_size(key, size, max_bytes)
-            download = download_from(body.readinto, size)
+            download = download_from(read_into, size)
         if len(download.body) != size:
             raise _Unclear(f"the answer broke off after {len(download.body)} of {size} bytes")
         return download

@@ -8,7 +8,7 @@ goes from the model's memory to the socket. Errors are botocore's, as from boto.
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -38,11 +38,18 @@ class S3Http:
     """
 
     def __init__(
-        self, settings: StoreSettings, session: Session, *, root: str, max_connections: int
+        self,
+        settings: StoreSettings,
+        session: Session,
+        *,
+        root: str,
+        max_connections: int,
+        on_progress: Callable[[], None],
     ) -> None:
         self._session = session
         self._region = settings.region
         self._root = root
+        self._on_progress = on_progress
         options: dict[str, Any] = {
             "verify": session.get_config_variable("ca_bundle")
             or os.environ.get("REQUESTS_CA_BUNDLE", True),
@@ -64,7 +71,7 @@ class S3Http:
         headers = {"Content-Length": str(size)}
         if only_if_absent:
             headers["If-None-Match"] = "*"
-        self._send("PUT", key, headers, digest, _slices(parts))
+        self._send("PUT", key, headers, digest, self._slices(parts))
 
     def get(self, key: str, *, first_bytes: int | None = None) -> tuple[StreamingBody, int]:
         """The body, for the caller to close, and its size in bytes. Raises botocore's errors."""
@@ -95,6 +102,13 @@ class S3Http:
             raise ClientError(_error_in(response), f"{method.title()}Object")
         return response
 
+    def _slices(self, parts: Sequence[Bytes]) -> Iterator[memoryview]:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for start in range(0, len(view), SEND_BYTES):
+                self._on_progress()
+                yield view[start : start + SEND_BYTES]
+
 
 class _Signer(S3SigV4Auth):
     def __init__(self, credentials: Any, region: str, digest: str) -> None:
@@ -103,13 +117,6 @@ class _Signer(S3SigV4Auth):
 
     def payload(self, request: Any) -> str:
         return self._digest
-
-
-def _slices(parts: Sequence[Bytes]) -> Iterator[memoryview]:
-    for part in parts:
-        view = memoryview(part).cast("B")
-        for start in range(0, len(view), SEND_BYTES):
-            yield view[start : start + SEND_BYTES]
 
 
 def _error_in(response: Any) -> Any:

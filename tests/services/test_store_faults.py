@@ -16,6 +16,7 @@ from fedfa.canonical import sha256
 from fedfa.errors import AlreadyExists, Misconfigured, StoreUnavailable
 from fedfa.local.processes import free_port
 from fedfa.local.seaweedfs import SeaweedFS
+from fedfa.s3 import S3Store
 from fedfa.settings import StoreSettings
 from fedfa.store import ObjectStore, from_settings
 from tests.proxy import Proxy
@@ -484,3 +485,17 @@ class ScriptedHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def test_a_large_object_tells_of_its_progress(server: SeaweedFS) -> None:
+    # given
+    told: list[None] = []
+    store = S3Store(server.settings(), on_progress=lambda: told.append(None))
+    body = bytes(5 << 20)
+    # when
+    store.put("large", body)
+    num_out = len(told)
+    store.download("large")
+    # then
+    assert num_out >= 5
+    assert len(told) - num_out >= 5

@@ -38,8 +38,9 @@ PUBLISH_SECONDS = 20.0  # then it is an outage, and nothing is held while it las
 def main() -> None:
     settings, broker_settings, store_settings = begin("aggregator", AggregatorSettings)
     writer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    pulse = Pulse()
     try:
-        store = S3Store(store_settings)
+        store = S3Store(store_settings, on_progress=pulse.beat)  # a model may take minutes
         await_bucket(store.ensure_bucket)
         await_bucket(lambda: conformance.probe(store, now=time.time))
         publisher = Publisher(broker_settings, name="aggregator")
@@ -52,7 +53,6 @@ def main() -> None:
         )
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: consumer.stop())
-        pulse = Pulse()
         serve_http(
             settings.http_host,
             settings.http_port,
