@@ -274,8 +274,9 @@ class Trainer:
         now = self._runtime.clock()
         for held in self._snapshot():
             if reason := held.overdue(now):
-                held.expire(reason)
-                if held.overdue(now - STOP_SECONDS):
+                if held.expired_at is None:
+                    held.expire(reason)
+                elif now > held.expired_at + STOP_SECONDS:
                     self._end_with(held, reason)
 
     def _end_with(self, held: Held, reason: str) -> None:
