@@ -878,7 +878,7 @@ def test_step_that_never_ends_fails_its_job_and_then_ends_the_trainer(
 ) -> None:
     trainer = mortals.pop()
     sleeping, hanging = world.bear(), world.bear(task="own_task:Hanging", job_seconds=1.0)
-    world.send(world.train_job(sleeping, delay_seconds=6.0), to=trainer)
+    world.send(world.train_job(sleeping, delay_seconds=15.0), to=trainer)
     trainer.wait_for_phase("delaying")
     world.send(world.train_job(hanging), to=trainer)
 
