@@ -95,9 +95,13 @@ def decode(body: bytes, *, key: str = "manifest") -> Committed:
 
 
 def read(store: ObjectStore, federation: str, n: int) -> Committed:
-    """Manifest n, or NotFound."""
+    """Manifest n, or NotFound. Raises InvalidInput where it is malformed, or of another folder."""
     key = keys.manifest(federation, n)
-    return decode(store.get(key), key=key)
+    committed = decode(store.get(key), key=key)
+    manifest = committed.manifest
+    if (manifest.federation, manifest.n) != (federation, n):
+        raise InvalidInput(f"{key}: this is manifest {manifest.n} of {manifest.federation}")
+    return committed
 
 
 def newest(store: ObjectStore, federation: str, *, known: int = FIRST) -> Committed | None:

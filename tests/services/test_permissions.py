@@ -115,6 +115,20 @@ def test_each_component_can_do_its_work_from_an_empty_broker(users: Users) -> No
         publisher.close()
 
 
+def test_a_trainer_buries_a_message_although_nobody_did_before(users: Users) -> None:
+    # given a broker that has never had a dead letter
+    with channel(users["cli"]) as made:
+        made.queue_delete(topology.DEAD_QUEUE.name)
+        made.exchange_delete(topology.DEAD.exchange)
+    consume_once(users["aggregator"], [(topology.UPDATES_QUEUE, 1)])
+    # when a trainer gets a message that it cannot read
+    trainer = Publisher(users["trainer-north"], name="trainer")
+    trainer.publish(b"of a later release", topology.DEAD, timeout_seconds=20)
+    # then it does not stand in the way of what the trainer says next
+    trainer.publish(START, topology.UPDATES, timeout_seconds=20)
+    trainer.close()
+
+
 def test_a_queue_that_comes_later_holds_up_no_other(users: Users) -> None:
     # given a trainer of two pools, one of which no federation has used yet
     with channel(users["scheduler"]) as made:

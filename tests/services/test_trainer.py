@@ -81,12 +81,17 @@ class Frozen(Digits):
         return network
 
 class Slow(Digits):
-    """Takes 20 ms for each batch."""
+    """Takes 20 ms for each batch, and 2 s for an evaluation."""
 
     def loss(self, model, batch):
         import time
         time.sleep(0.02)
         return super().loss(model, batch)
+
+    def evaluate(self, model):
+        import time
+        time.sleep(2)
+        return super().evaluate(model)
 
 class Hanging(Digits):
     """Never ends its first step."""
@@ -737,6 +742,35 @@ def test_job_of_a_replaced_federation_is_dropped(world: World, trainer: TrainerP
     assert not world.ears.all(JobFailed, submitted)
 
 
+def test_nothing_is_written_into_the_folder_of_a_deleted_federation(
+    world: World, trainer: TrainerProcess
+) -> None:
+    # given a trained job, and an evaluation that runs
+    born = world.bear(task="own_task:Slow")
+    federation, model = born.submission.federation, born.head.manifest.model
+    assert model is not None
+    world.send(world.train_job(born, delay_seconds=4.0), to=trainer)
+    trainer.wait_for_phase("delaying")
+    evaluation = EvalJob(
+        federation=federation,
+        uid=born.submission.uid,
+        attempt=world.attempt(),
+        version=0,
+        key=model.key,
+        digest=model.digest,
+        lease_ttl_seconds=4.0,
+    )
+    world.send(evaluation, to=trainer)
+    trainer.wait_for_phase("delaying", "training")
+    # when somebody deletes the folder, perhaps to use its name again
+    for info in list(world.store.list(f"{federation}/")):
+        world.store.delete(info.key)
+    trainer.wait_for_phase()
+    # then an aggregator that remembers it has nothing to write a manifest for
+    assert list(world.store.list(f"{federation}/")) == []
+    assert not world.ears.all(UpdateReady, born.submission)
+
+
 def _the_end(job: TrainJob) -> ModelReady:
     return ModelReady(
         federation=job.federation, uid=job.uid, n=1, version=0, status="stopped", closed=()
@@ -783,6 +817,21 @@ def test_other_frozen_weights_fail_the_job_with_both_digests(
     assert born.birth.frozen_digest in failed.error
 
 
+def test_pause_of_a_trainer_is_no_step_that_hangs(world: World, trainer: TrainerProcess) -> None:
+    born = world.bear(local=ENDLESS, task="own_task:Slow", job_seconds=1.0)
+    world.send(world.train_job(born), to=trainer)
+    trainer.wait_for_phase("training")
+
+    os.kill(trainer.process.pid, signal.SIGSTOP)
+    time.sleep(4.0)
+    os.kill(trainer.process.pid, signal.SIGCONT)
+
+    world.ears.first(JobFailed, born.submission)
+    trainer.wait_for_phase()
+    time.sleep(1.0)
+    assert trainer.process.is_running
+
+
 def test_message_that_is_no_job_goes_to_the_dead_letter_queue(
     world: World, trainer: TrainerProcess
 ) -> None:
@@ -825,7 +874,7 @@ def test_step_that_never_ends_fails_its_job_and_then_ends_the_trainer(
 ) -> None:
     trainer = mortals.pop()
     sleeping, hanging = world.bear(), world.bear(task="own_task:Hanging", job_seconds=1.0)
-    world.send(world.train_job(sleeping, delay_seconds=6.0), to=trainer)
+    world.send(world.train_job(sleeping, delay_seconds=15.0), to=trainer)
     trainer.wait_for_phase("delaying")
     world.send(world.train_job(hanging), to=trainer)
 

@@ -133,6 +133,15 @@ def test_the_newest_manifest_is_found_whatever_the_hint_says(
     assert newest.digest == held.head.digest
 
 
+def test_a_log_that_was_copied_under_another_id_is_refused(store: DirectoryStore) -> None:
+    """Its next commit would go into the folder that it was copied from."""
+    run(store, begin(store), 3)
+    for info in list(store.list("fed/")):
+        store.put(info.key.replace("fed/", "copy/", 1), store.get(info.key))
+    with pytest.raises(InvalidInput, match=r"copy/manifests/0+\.json: this is manifest 0 of fed"):
+        ledger.load(store, submitted("copy"))
+
+
 def test_rejections_and_abandonments_are_part_of_the_log(store: DirectoryStore) -> None:
     held = run(store, begin(store), 5)
     assert held.replica is not None

@@ -62,6 +62,18 @@ class Sent(list[AnyMessage]):
         return 0, 0
 
 
+def started(job: Job) -> JobStarted:
+    return JobStarted(
+        federation="fed",
+        uid=UID,
+        task="train",
+        slot=job.slot,
+        generation=job.generation,
+        attempt=ATTEMPT,
+        trainer="t",
+    )
+
+
 def test_turns_longer_than_a_lease_are_no_gaps_and_every_federation_is_served(
     tmp_path: Path,
 ) -> None:
@@ -234,18 +246,7 @@ def test_a_job_that_was_decided_unheard_and_its_file_collected_is_not_handed_out
     assert held.replica is not None
     closed, *others = (job for job, _ in held.replica.federation.open_jobs())
     for job in (closed, *others):
-        fleet.heard(
-            JobStarted(
-                federation="fed",
-                uid=UID,
-                task="train",
-                slot=job.slot,
-                generation=job.generation,
-                attempt=ATTEMPT,
-                trainer="t",
-            ),
-            clock.now,
-        )
+        fleet.heard(started(job), clock.now)
     # when the first of them is abandoned by a manifest that nobody tells the scheduler of
     replica, decisions = decide(held.replica, Abandoned(closed, "it took too long"))
     ledger.commit(store, held, replica, decisions, writer="a", now=1003.0)
@@ -254,3 +255,31 @@ def test_a_job_that_was_decided_unheard_and_its_file_collected_is_not_handed_out
     # then the others' silence makes them be handed out again, and of the first, its successor
     again = {Job(each.slot, each.generation) for each in sent if isinstance(each, TrainJob)}
     assert again == {*others, Job(closed.slot, closed.generation + 1)}
+
+
+def test_silent_trainers_of_a_deleted_federation_end_no_scheduler(tmp_path: Path) -> None:
+    # given jobs whose trainers fall silent together, and a scheduler that looks around only then
+    clock, sent = Clock(), Sent()
+    store = DirectoryStore(tmp_path)
+    held = born(store, "fed")
+    settings = SchedulerSettings(lease_ttl_seconds=3.0, reconcile_interval_seconds=1000.0)
+    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
+    scheduler = Scheduler(
+        fleet, store, cast(Publisher, sent), settings, clock=clock, unix_clock=lambda: 1000.0
+    )
+
+    def turns(number: int) -> None:
+        for _ in range(number):
+            clock.now += 0.5
+            scheduler.turn(None, epoch=1, is_active=True)
+
+    turns(2)
+    assert held.replica is not None
+    for job, _ in held.replica.federation.open_jobs():
+        fleet.heard(started(job), clock.now)
+    # when the folder is deleted before their leases expire
+    for info in list(store.list("fed/")):
+        store.delete(info.key)
+    turns(20)
+    # then it is let go
+    assert fleet.federations == {}

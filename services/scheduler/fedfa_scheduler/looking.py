@@ -180,15 +180,17 @@ class Lookout:
         now: when that was decided, for what a pause since then must not change. Says whether its
         lease expired by what is seen.
         """
-        submission = self._fleet.federations[look.federation].submission
+        known = self._fleet.federations.get(look.federation)
+        if known is None:
+            return False  # the look before this one saw that its folder was deleted
         _, task, first, generation = look.work
         update, has_initial_model = None, False
         if task == "evaluate" and self.look_for_evaluation(look.federation, first):
             return False
         if task == "train":
-            update = bucket.delivered_update(self._store, submission, first, generation)
+            update = bucket.delivered_update(self._store, known.submission, first, generation)
             if update is None and look.has_expired:  # it may be decided unheard, and collected
-                self._observe_again(self._fleet.federations[look.federation])
+                self._observe(known)
         elif task == "init":
             has_initial_model = bucket.has_initial_model(self._store, look.federation)
         reach("scheduler.looked")
@@ -206,6 +208,8 @@ class Lookout:
 
     def find_model(self, find: FindModel) -> None:
         """Find the model of the version that is to be evaluated."""
+        if find.federation not in self._fleet.federations:
+            return
         try:
             model = history.find_model(self._store, find.federation, find.work[2])
             self._fleet.model_found(find, model)

@@ -50,6 +50,7 @@ class Held:
         self.phase_began_at = self.accepted_at
         self.next_heartbeat_at = self.accepted_at + self.heartbeat_seconds
         self.released_at: float | None = None
+        self.expired_at: float | None = None
         self.missing: str | None = None  # the task that this trainer lacks
         self._reason = ""
         self._is_superseded = False
@@ -144,6 +145,7 @@ class Held:
 
     def expire(self, reason: str) -> None:
         """It computes for too long: the next step ends it."""
+        self.expired_at = self.clock()
         if not self.should_stop():
             self._is_overdue, self._reason = True, reason
 

@@ -46,6 +46,7 @@ BROADCAST_PREFETCH = 100
 HEARTBEAT_TIMEOUT_SECONDS = 2.0
 # Work that was told to stop is waited for, and then reported even if it still computes.
 STOP_SECONDS = 2.0
+HANG_SECONDS = 10.0  # a long step of a busy machine is none that hangs, and costs no process
 
 
 def queues(pools: tuple[str, ...]) -> list[tuple[Queue, int]]:
@@ -274,8 +275,9 @@ class Trainer:
         now = self._runtime.clock()
         for held in self._snapshot():
             if reason := held.overdue(now):
-                held.expire(reason)
-                if held.overdue(now - STOP_SECONDS):
+                if held.expired_at is None:
+                    held.expire(reason)
+                elif now > held.expired_at + HANG_SECONDS:
                     self._end_with(held, reason)
 
     def _end_with(self, held: Held, reason: str) -> None:

@@ -23,7 +23,7 @@ from fedfa.errors import (
 )
 from fedfa.failpoints import reach
 from fedfa.gpu import PLAIN, Gpu
-from fedfa.manifests import Birth, ModelRef
+from fedfa.manifests import Birth, Manifest, ModelRef
 from fedfa.messages import (
     EvalJob,
     EvalReady,
@@ -107,9 +107,7 @@ class Worker:
         finished = self._compute(held, job)
         held.wait(job.delay_seconds)
         held.enter("delivering")
-        manifest = self._bucket.newest(held)
-        if manifest is not None:
-            held.hear_manifest(manifest)
+        held.hear_manifest(self._newest(held))
         held.check()
         self._deliver(held, job, finished)
 
@@ -192,6 +190,7 @@ class Worker:
         key = keys.evaluation(job.federation, job.version)
         if not self._bucket.insist(held, "get", lambda: self._bucket.store.exists(key)):
             result, seconds = self._measure(held, job)
+            self._newest(held)
             reach("trainer.evaluated")
             wrong = {name: value for name, value in result.items() if not math.isfinite(value)}
             if wrong:
@@ -262,6 +261,17 @@ class Worker:
         return created
 
     # -- what they read -------------------------------------------------------------------------
+
+    def _newest(self, held: Held) -> Manifest:
+        """The newest manifest, before anything is written into the federation's folder.
+
+        Raises Cancelled where that was deleted, and perhaps another one submitted under its id: an
+        aggregator that remembers it would go on with its log there.
+        """
+        order, manifest = held.order, self._bucket.newest(held)
+        if manifest is None or manifest.uid != order.uid:
+            raise Cancelled(f"{order.federation}: the folder of uid {order.uid} was deleted")
+        return manifest
 
     @contextmanager
     def _warm(self, held: Held) -> Iterator[Warm]:

@@ -20,12 +20,13 @@ from fedfa.broker.connection import (
     TURN_SECONDS,
     Link,
     closed_reason,
+    declare_queue,
     require_queue,
 )
 from fedfa.errors import BrokerUnavailable
 from fedfa.messages import AnyMessage
 from fedfa.settings import BrokerSettings
-from fedfa.topology import Queue
+from fedfa.topology import DEAD_QUEUE, Queue
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +214,8 @@ class Consumer(Link):
         self._actual.clear()
         self._tags.clear()
         self._channel = channel
+        if self._settings.declare:
+            declare_queue(channel, DEAD_QUEUE)  # also for who may not, and has something to bury
         self._consume_what_is_there(connection, channel)
         self.is_standby = False
         self.epoch += 1
