@@ -24,7 +24,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
 IMAGES = DOCS / "images"
 ORDER = (  # of the page
-    *("merge", "aggregator", "dispatch", "concurrency", "crew", "scale", "speedup", "recovery"),
+    *("merge", "aggregator", "dispatch", "concurrency", "crew", "prefetch", "scale", "speedup"),
+    *("smaller_updates", "recovery"),
 )
 INTRODUCTION = """\
 # Benchmarks
