@@ -363,9 +363,9 @@ def test_what_could_be_faster_is_compared_seed_by_seed_and_told_from_what_diverg
     found[slow.id] = outcome(slow, 0.1, 0.5, pace=6.0)
     found[late.id] = outcome(late, 0.1, 0.5, 0.8, pace=8.0)
     # when
-    table = tables.further(whole, [TINY[1]], found, {TINY[1].name: 0.75})
+    table = tables.further(whole, TINY[1], found, 0.75)
     # then
-    shown = {title.removeprefix(f"{TINY[1].title}: "): cells for title, *cells in table.rows}
+    shown = {title: cells for title, *cells in table.rows}
     assert shown.keys() == rows.keys()
     assert shown["FedBuff"][0] == "1.00 (1.00, 1.00)"
     assert shown["as it is"][:3] == ["1.33 (2.00, 1.33)", "1.00 (1.00, 1.00)", "6.0 ± 0.0"]

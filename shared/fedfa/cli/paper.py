@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version as release
 from pathlib import Path
@@ -79,13 +79,11 @@ def paper(
             case "sensitivity":
                 for one in _beside_digits(chosen, profiles.SENSITIVITY):
                     make(_with_target(wanted, one, wanted.sensitivity(one)))
-                    _write_sensitivity(wanted, one, found, folder)
+                    _write_one(tables.sensitivity, wanted, one, found, folder)
             case "further":
-                compared = []
                 for one in _beside_digits(chosen, profiles.FURTHER):
                     make(_with_target(wanted, one, wanted.further(one)))
-                    compared.append(one)
-                    _write_further(wanted, compared, found, folder)
+                    _write_one(tables.further, wanted, one, found, folder)
             case _:
                 make(wanted.needed(parts))
                 _write(wanted, parts, found, folder)
@@ -179,20 +177,16 @@ def _with_target(
     return sorted(runs, key=lambda run: run.seed)
 
 
-def _write_sensitivity(
-    wanted: Plan, benchmark: Benchmark, found: dict[str, Outcome], folder: Path
+def _write_one(
+    draw: Callable[[Plan, Benchmark, Mapping[str, Outcome], float], Table],
+    wanted: Plan,
+    benchmark: Benchmark,
+    found: dict[str, Outcome],
+    folder: Path,
 ) -> None:
+    """A table that each benchmark has of its own."""
     targets = _targets(wanted, [benchmark], found)
-    table = tables.sensitivity(wanted, benchmark, found, targets[benchmark.name])
-    _write_table(table, _about(wanted, targets), folder)
-    _write_specs(found, folder)
-
-
-def _write_further(
-    wanted: Plan, benchmarks: Sequence[Benchmark], found: dict[str, Outcome], folder: Path
-) -> None:
-    targets = _targets(wanted, benchmarks, found)
-    table = tables.further(wanted, benchmarks, found, targets)
+    table = draw(wanted, benchmark, found, targets[benchmark.name])
     _write_table(table, _about(wanted, targets), folder)
     _write_specs(found, folder)
 

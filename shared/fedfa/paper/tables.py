@@ -149,13 +149,13 @@ def versus(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
     return table
 
 
-def further(
-    plan: Plan, benchmarks: Sequence[Benchmark], outcomes: Outcomes, targets: Targets
-) -> Table:
+def further(plan: Plan, benchmark: Benchmark, outcomes: Outcomes, goal: float) -> Table:
     """FedFa-Delta's variants against FedBuff in both forms, seed by seed."""
+    own = plan.run(benchmark, "fedfa-delta")
     table = Table(
-        "further",
-        "What could make FedFa-Delta faster than FedBuff",
+        f"further-{benchmark.name}",
+        f"What could make FedFa-Delta faster than FedBuff: {benchmark.title}",
+        f"Target {goal:g}; as it is: server_lr 1, K = {own.window}, Mc = {own.concurrency}. "
         "How many times sooner than FedBuff in each form it reaches the target in virtual time: "
         f"{SOONER}. `never`: it did not reach it; `only`: FedBuff did not; `-`: neither did. "
         "Diverged: the guard ended the run, or it ended nearer to the untrained model's accuracy "
@@ -166,24 +166,20 @@ def further(
             *("time to the target", "best accuracy", "diverged"),
         ],
     )
-    for benchmark in benchmarks:
-        goal = targets[benchmark.name]
-        fedbuffs = {
-            name: _reached(outcomes, plan.seeded(benchmark, name), goal, TIME) for name in FEDBUFFS
-        }
-        for title, runs in plan.further(benchmark):
-            ours = _reached(outcomes, runs, goal, TIME)
-            best = spread([outcomes[run.id].best for run in runs])
-            lost = [outcomes[run.id].has_diverged(goal) for run in runs]
-            cells = [
-                *(_sooner(name, theirs, ours) for name, theirs in fedbuffs.items()),
-                Cell("time", _text(spread(ours), "{:.1f}"), spread(ours)),
-                Cell("best", _text(best, "{:.3f}"), best),
-                Cell(
-                    "diverged", f"{sum(lost)} of {len(lost)}", spread([float(one) for one in lost])
-                ),
-            ]
-            table.add(f"{benchmark.title}: {title}", cells)
+    fedbuffs = {
+        name: _reached(outcomes, plan.seeded(benchmark, name), goal, TIME) for name in FEDBUFFS
+    }
+    for title, runs in plan.further(benchmark):
+        ours = _reached(outcomes, runs, goal, TIME)
+        best = spread([outcomes[run.id].best for run in runs])
+        lost = [outcomes[run.id].has_diverged(goal) for run in runs]
+        cells = [
+            *(_sooner(name, theirs, ours) for name, theirs in fedbuffs.items()),
+            Cell("time", _text(spread(ours), "{:.1f}"), spread(ours)),
+            Cell("best", _text(best, "{:.3f}"), best),
+            Cell("diverged", f"{sum(lost)} of {len(lost)}", spread([float(one) for one in lost])),
+        ]
+        table.add(title, cells)
     return table
 
 
