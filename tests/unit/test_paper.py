@@ -40,7 +40,7 @@ SMALL = replace(CPU, benchmarks=TINY, sweep="digits-noniid", concurrencies=(4, 8
 
 
 def test_the_command_knows_every_part() -> None:
-    assert get_args(What) == (*PARTS, "all", "tune", "sensitivity")
+    assert get_args(What) == (*PARTS, "all", "tune", "sensitivity", "further")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_sweep_has_no_more_slots_than_the_benchmark_has_clients() -> None:
         assert run.spec.clients == 10
 
 
-@pytest.mark.parametrize("name", ["digits-noniid", profiles.SENSITIVITY])
+@pytest.mark.parametrize("name", ["digits-noniid", *profiles.SENSITIVITY])
 def test_the_sensitivity_changes_one_setting_at_a_time_and_evaluates_equally_often(
     name: str,
 ) -> None:
@@ -103,6 +103,27 @@ def test_the_sensitivity_changes_one_setting_at_a_time_and_evaluates_equally_oft
         assert changed == {section.get(title.split()[0], "local")}, title
         assert spec.evaluation == own.evaluation
         assert run.updates % run.evaluated_every == 0
+
+
+@pytest.mark.parametrize("name", ["digits-noniid", *profiles.FURTHER])
+def test_what_could_be_faster_runs_beside_the_very_fedbuffs_of_the_tables(name: str) -> None:
+    benchmark = next(one for one in (*DIGITS, *CPU.benchmarks) if one.name == name)
+    whole = Plan(CPU, profiles.tuned("cpu"), seeds=2)
+    rows = dict(whole.further(benchmark))
+    for method in ("fedbuff", "fedbuff-at-once", "fedfa-delta"):
+        title = "as it is" if method == "fedfa-delta" else profiles.METHOD[method].title
+        of_the_tables = whole.seeded(benchmark, method)
+        assert [run.id for run in rows[title]] == [run.id for run in of_the_tables]
+    rules = {title: runs[0].spec.rule.model_dump() for title, runs in rows.items()}
+    three = rules["server_lr 3, staleness polynomial"]
+    assert (three["server_lr"], three["staleness"]["kind"]) == (3.0, "polynomial")
+    assert rules["K = 10"] == rules["as it is"] | {"window": 10}
+    assert ("K = 3" in rows) == (benchmark.window != 3)  # SST-2's own
+    whole_ids = [run.id for runs in rows.values() for run in runs]
+    assert len(set(whole_ids)) == len(whole_ids) == 2 * len(rows)
+    # and whole seeds are there, wherever it is cut off
+    seeds = [run.seed for run in paper._with_target(whole, benchmark, whole.further(benchmark))]
+    assert seeds == [0] * (len(rows) + 1) + [1] * (len(rows) + 1)
 
 
 def test_the_literal_step_is_server_lr_k() -> None:
@@ -326,6 +347,33 @@ def test_the_sensitivity_counts_client_updates_whatever_the_concurrency() -> Non
     assert shown["server_lr 5"] == ["not reached", "not reached", "0.100", "1 of 1"]
     assert table.markdown.count("\n| ") == len(rows) + 1
     assert len(list(csv.DictReader(io.StringIO(table.csv)))) == 4 * len(rows)
+
+
+def test_what_could_be_faster_is_compared_seed_by_seed_and_told_from_what_diverged() -> None:
+    # given: the target after 12 and 8 seconds at FedBuff's, after 6 at once
+    whole = Plan(SMALL, Rates(), seeds=2)
+    rows = dict(whole.further(TINY[1]))
+    found = {run.id: outcome(run, 0.1, 0.8, pace=6.0) for runs in rows.values() for run in runs}
+    for run, pace in zip(whole.seeded(TINY[1], "fedbuff"), (12.0, 8.0), strict=True):
+        found[run.id] = outcome(run, 0.1, 0.8, pace=pace)
+    failed, lost = rows["server_lr 3, staleness polynomial"]
+    found[failed.id] = replace(outcome(failed, 0.1, 0.8, pace=3.0), reason="it diverged")
+    found[lost.id] = outcome(lost, 0.1, 0.6, 0.4, pace=3.0)  # nearer to 0.1 than to 0.75
+    slow, late = rows["K = 10"]
+    found[slow.id] = outcome(slow, 0.1, 0.5, pace=6.0)
+    found[late.id] = outcome(late, 0.1, 0.5, 0.8, pace=8.0)
+    # when
+    table = tables.further(whole, TINY[1], found, 0.75)
+    # then
+    shown = {title: cells for title, *cells in table.rows}
+    assert shown.keys() == rows.keys()
+    assert shown["FedBuff"][0] == "1.00 (1.00, 1.00)"
+    assert shown["as it is"][:3] == ["1.33 (2.00, 1.33)", "1.00 (1.00, 1.00)", "6.0 ± 0.0"]
+    three = shown["server_lr 3, staleness polynomial"]
+    assert (three[0], three[-1]) == ("never (4.00, never)", "2 of 2")
+    assert shown["K = 10"][0] == "never (never, 0.50)"
+    assert shown["K = 10"][-1] == "0 of 2"
+    assert len(list(csv.DictReader(io.StringIO(table.csv)))) == 5 * len(rows)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version as release
 from pathlib import Path
@@ -20,26 +20,30 @@ from fedfa.paper import outcomes, profiles, runner, tables
 from fedfa.paper.outcomes import Outcome
 from fedfa.paper.plan import PARTS, Part, Plan, Run
 from fedfa.paper.profiles import METHODS, Benchmark, Profile, ProfileName, Rates
+from fedfa.paper.tables import Table
 from fedfa.simulate.workers import usable_cores
 
 DATA = "FEDFA_DATA"
 RELEASES = ("torch", "numpy", "scikit-learn")
 
-What = Literal[Part, "all", "tune", "sensitivity"]
+What = Literal[Part, "all", "tune", "sensitivity", "further"]
 
 
 def paper(
     what: Annotated[
         What,
         typer.Argument(
-            help="a table, a figure, all of them, the tuning, or FedFa-Delta's sensitivity",
+            help="a table, a figure, all of them, the tuning, FedFa-Delta's sensitivity, or what "
+            "could make it faster",
             show_default=False,
         ),
     ],
     profile: Annotated[
         ProfileName, typer.Option(help="full: the paper's settings, for GPUs")
     ] = "cpu",
-    seeds: Annotated[int, typer.Option(min=1, help="of tables 2 to 4 and figures 3 and 4")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="of tables 2 to 4, figures 3, 4, sensitivity and further")
+    ] = 1,
     out: Annotated[
         Path | None,
         typer.Option(help="the results' folder; results/PROFILE by default", show_default=False),
@@ -60,31 +64,33 @@ def paper(
     rates = Rates() if what == "tune" else profiles.tuned(chosen.name)
     wanted = Plan(chosen, rates, seeds)
     parts: Sequence[Part] = PARTS if what == "all" else [p for p in PARTS if p == what]
-    sensitive = [one for one in chosen.benchmarks if one.name == profiles.SENSITIVITY]
-    sensitive.insert(0, profiles.DIGITS[-1])
-    match what:
-        case "tune":
-            runs = wanted.tuning()
-        case "sensitivity":
-            runs = [run for one in sensitive for run in _sensitivity_runs(wanted, one)]
-        case _:
-            runs = wanted.needed(parts)
+    found: dict[str, Outcome] = {}
+
+    def make(runs: Sequence[Run]) -> None:
+        _make(folder / "runs", runs, at_once or usable_cores())
+        found.update((run.id, outcomes.read(folder / "runs", run)) for run in runs)
+
     began = time.monotonic()
     try:
-        _make(folder / "runs", runs, at_once or usable_cores())
+        match what:
+            case "tune":
+                make(wanted.tuning())
+                _write_rates(wanted, found, folder)
+            case "sensitivity":
+                for one in _beside_digits(chosen, profiles.SENSITIVITY):
+                    make(_with_target(wanted, one, wanted.sensitivity(one)))
+                    _write_one(tables.sensitivity, wanted, one, found, folder)
+            case "further":
+                for one in _beside_digits(chosen, profiles.FURTHER):
+                    make(_with_target(wanted, one, wanted.further(one)))
+                    _write_one(tables.further, wanted, one, found, folder)
+            case _:
+                make(wanted.needed(parts))
+                _write(wanted, parts, found, folder)
     except KeyboardInterrupt:
         console.error("interrupted; the same command goes on from here")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    found = {run.id: outcomes.read(folder / "runs", run) for run in runs}
-    match what:
-        case "tune":
-            _write_rates(wanted, found, folder)
-        case "sensitivity":
-            for one in sensitive:
-                _write_sensitivity(wanted, one, found, folder)
-        case _:
-            _write(wanted, parts, found, folder)
-    console.say(f"{len(runs)} runs, {views.duration(time.monotonic() - began)}: {folder}")
+    console.say(f"{len(found)} runs, {views.duration(time.monotonic() - began)}: {folder}")
 
 
 def _with_data(profile: Profile, data: Path) -> Profile:
@@ -102,6 +108,12 @@ def _with_data(profile: Profile, data: Path) -> Profile:
     if profile.sweep not in {one.name for one in there}:
         profile = replace(profile, sweep=there[0].name)
     return replace(profile, benchmarks=there)
+
+
+def _beside_digits(profile: Profile, names: Sequence[str]) -> list[Benchmark]:
+    """digits, then the benchmarks of these names whose data is there."""
+    there = {one.name: one for one in profile.benchmarks}
+    return [profiles.DIGITS[-1], *(there[name] for name in names if name in there)]
 
 
 def _make(folder: Path, runs: Sequence[Run], at_once: int) -> None:
@@ -138,23 +150,17 @@ def _make(folder: Path, runs: Sequence[Run], at_once: int) -> None:
 def _write(wanted: Plan, parts: Sequence[Part], found: dict[str, Outcome], folder: Path) -> None:
     from fedfa.paper import figures  # imports matplotlib
 
-    targets = {}
-    for one in wanted.profile.benchmarks:
-        fedavg = [run.id for run in wanted.seeded(one, "fedavg")]
-        if all(id in found for id in fedavg):
-            targets[one.name] = outcomes.target([found[id] for id in fedavg])
+    targets = _targets(wanted, wanted.profile.benchmarks, found)
     page = [_introduction(wanted, targets, found)]
     for part in parts:
-        with results.writing("--out", folder):
-            if part.startswith("table"):
-                table = tables.draw(part, wanted, found, targets)
-                about = _about(wanted, targets)
-                (folder / f"{part}.md").write_text(f"{table.markdown}\n{about}\n", "utf-8")
-                (folder / f"{part}.csv").write_text(table.csv, "utf-8")
-                page.append(table.markdown)
-            else:
+        if part.startswith("table"):
+            table = tables.draw(part, wanted, found, targets)
+            _write_table(table, _about(wanted, targets), folder)
+            page.append(table.markdown)
+        else:
+            with results.writing("--out", folder):
                 (folder / f"{part}.png").write_bytes(figures.draw(part, wanted, found, targets))
-                page.append(f"## Figure {part[-1]}\n\n![{part}]({part}.png)\n")
+            page.append(f"## Figure {part[-1]}\n\n![{part}]({part}.png)\n")
     with results.writing("--out", folder):
         if parts == PARTS:
             page.insert(1, tables.versus(wanted, found, targets).markdown)
@@ -163,24 +169,44 @@ def _write(wanted: Plan, parts: Sequence[Part], found: dict[str, Outcome], folde
     _write_specs(found, folder)
 
 
-def _sensitivity_runs(wanted: Plan, benchmark: Benchmark) -> list[Run]:
-    return [
-        *wanted.seeded(benchmark, "fedavg"),  # the target
-        *(run for _, runs in wanted.sensitivity(benchmark) for run in runs),
-    ]
+def _with_target(
+    wanted: Plan, benchmark: Benchmark, rows: Sequence[tuple[str, list[Run]]]
+) -> list[Run]:
+    """FedAvg's runs, which set the target, and these, seed by seed: cut off, whole seeds remain."""
+    runs = [*wanted.seeded(benchmark, "fedavg"), *(run for _, runs in rows for run in runs)]
+    return sorted(runs, key=lambda run: run.seed)
 
 
-def _write_sensitivity(
-    wanted: Plan, benchmark: Benchmark, found: dict[str, Outcome], folder: Path
+def _write_one(
+    draw: Callable[[Plan, Benchmark, Mapping[str, Outcome], float], Table],
+    wanted: Plan,
+    benchmark: Benchmark,
+    found: dict[str, Outcome],
+    folder: Path,
 ) -> None:
-    fedavg = [found[run.id] for run in wanted.seeded(benchmark, "fedavg")]
-    goal = outcomes.target(fedavg)
-    table = tables.sensitivity(wanted, benchmark, found, goal)
+    """A table that each benchmark has of its own."""
+    targets = _targets(wanted, [benchmark], found)
+    table = draw(wanted, benchmark, found, targets[benchmark.name])
+    _write_table(table, _about(wanted, targets), folder)
+    _write_specs(found, folder)
+
+
+def _targets(
+    wanted: Plan, benchmarks: Sequence[Benchmark], found: dict[str, Outcome]
+) -> dict[str, float]:
+    """Of the benchmarks that FedAvg was run on."""
+    targets = {}
+    for one in benchmarks:
+        fedavg = [run.id for run in wanted.seeded(one, "fedavg")]
+        if all(id in found for id in fedavg):
+            targets[one.name] = outcomes.target([found[id] for id in fedavg])
+    return targets
+
+
+def _write_table(table: Table, about: str, folder: Path) -> None:
     with results.writing("--out", folder):
-        about = _about(wanted, {benchmark.name: goal})
         (folder / f"{table.name}.md").write_text(f"{table.markdown}\n{about}\n", "utf-8")
         (folder / f"{table.name}.csv").write_text(table.csv, "utf-8")
-    _write_specs(found, folder)
 
 
 def _write_specs(found: dict[str, Outcome], folder: Path) -> None:

@@ -50,6 +50,11 @@ class Outcome:
     def reached(self, target: float) -> Point | None:
         return next((point for point in self.points if point.accuracy >= target), None)
 
+    def has_diverged(self, target: float) -> bool:
+        """Ended early, or nearer to the accuracy of version 0 than to the target."""
+        first, last = self.points[0].accuracy, self.points[-1].accuracy
+        return bool(self.reason) or last < (first + target) / 2
+
 
 def read(folder: Path, run: Run) -> Outcome:
     history = HistoryReader(DirectoryStore(folder), run.id).refresh()

@@ -33,6 +33,7 @@ Part = Literal[
 PARTS: tuple[Part, ...] = get_args(Part)
 Variant = Literal["", "fedprox", "fednova"]
 
+FEDBUFFS = ("fedbuff", "fedbuff-at-once")
 PARADIGMS = ("fedavg", "fedbuff", "fedfa-delta")
 SWEPT = ("fedavg", "fedbuff", "fedasync", "fedfa-param", "fedfa-delta")
 COMBINED = ("fedavg", "fedfa-delta")
@@ -45,6 +46,10 @@ WINDOWS = (1, 2, 3, 5, 10, 20)
 CONCURRENCIES = (5, 10, 20)
 ALPHAS = (0.1, 0.3, 1.0, 10.0)
 EPOCHS = (1, 2, 5, 10)
+
+# What could make it faster than FedBuff and leave it stable
+FURTHER_SERVER_LRS = (1.0, 2.0, 3.0)  # with BY_STALENESS
+FURTHER_WINDOWS = (3, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +252,26 @@ class Plan:
                 fields = {section: benchmark.fields[section] | {name: one}}
                 changed = replace(benchmark, fields=benchmark.fields | fields)
                 rows.append((f"{title} {one:g}", replace(own, benchmark=changed)))
+        return self._each_seed(rows)
+
+    def further(self, benchmark: Benchmark) -> list[tuple[str, list[Run]]]:
+        """FedBuff in both forms, then FedFa-Delta by what could make it faster."""
+        own = self.run(benchmark, "fedfa-delta")
+        rows = [("as it is", own)]
+        rows += [
+            (
+                f"server_lr {lr:g}, staleness polynomial",
+                replace(own, rule={"server_lr": lr, **BY_STALENESS}),
+            )
+            for lr in FURTHER_SERVER_LRS
+        ]
+        rows += [(f"K = {one}", replace(own, window=one)) for one in FURTHER_WINDOWS]
+        fedbuffs = [(METHOD[name].title, self.seeded(benchmark, name)) for name in FEDBUFFS]
+        return fedbuffs + self._each_seed(rows)
+
+    def _each_seed(self, rows: list[tuple[str, Run]]) -> list[tuple[str, list[Run]]]:
+        """The first row, and those that differ from it, evaluated as often as it is."""
+        _, own = rows[0]
         return [
             (
                 title,
@@ -256,7 +281,7 @@ class Plan:
                 ],
             )
             for title, run in rows
-            if title == rows[0][0] or run._fields != own._fields
+            if run is own or run._fields != own._fields
         ]
 
 
