@@ -339,7 +339,10 @@ class S3Store:
     @property
     def _credentials(self) -> str:
         if self._settings.access_key is None:
-            return "FEDFA_S3_ACCESS_KEY is not set: check the AWS credential chain, or set it"
+            return (
+                "FEDFA_S3_ACCESS_KEY is not set: check the AWS credential chain, or set it; "
+                "`fedfa local up` prints what to set for its own servers"
+            )
         return "check FEDFA_S3_ACCESS_KEY and FEDFA_S3_SECRET_KEY"
 
     def _where(self, operation: str, key: str) -> str:

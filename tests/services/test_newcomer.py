@@ -56,7 +56,7 @@ def test_pictures_in_a_bucket_are_trained_on_and_torchvision_loads_the_model(
     assert done.returncode == 0, done.stdout + done.stderr
     made = json.loads((tmp_path / "out/pretrained/config.json").read_text())
     assert made["classes"] == ["blue", "green", "red"]
-    model = torchvision.models.get_model(made["model"], num_classes=3)
+    model = torchvision.models.get_model(made["model"], **made["arguments"])
     model.load_state_dict(load_file(tmp_path / "out/pretrained/model.safetensors"), strict=True)
     assert model.eval()(torch.zeros(1, 3, 32, 32)).isfinite().all()
 

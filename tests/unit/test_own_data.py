@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -127,7 +128,7 @@ def test_pictures_in_folders_are_learnt_and_torchvision_loads_the_model(data, si
     out, metrics = simulated("images", model="shufflenet_v2_x0_5", test="test/farm-0")
 
     made = json.loads((out / "config.json").read_text())
-    model = torchvision.models.get_model(made["model"], num_classes=len(made["classes"]))
+    model = torchvision.models.get_model(made["model"], **made["arguments"])
     model.load_state_dict(load_file(out / "model.safetensors"), strict=True)
     transform = torchvision.transforms.Compose(
         [
@@ -307,7 +308,13 @@ def append(text):
         ("tabular", {"client": None}, r"one table has all examples"),
         ("tabular", {"test_share": 0.01}, r"no client has enough examples to hold out 0\.01"),
         ("images", {"model": "resnet19"}, r"resnet19 is not in torchvision; there are: alexnet,"),
-        ("images", {"model": "alexnet"}, r"image_size: alexnet cannot take 32 x 32 pixels: .*224"),
+        (
+            "images",
+            {"model": "alexnet"},
+            r"image_size: alexnet cannot take 32 x 32 pixels: .*take 64",
+        ),
+        ("images", {"model": "vit_b_16", "image_size": 30}, r"vit_b_16 cannot take 30 .*take 32"),
+        ("images", {"model": "mnasnet0_5"}, r"model: torchvision cannot load mnasnet0_5 from"),
         ("images", {"client": "farm"}, r"client: .*pictures has no table"),
         ("images", {"data": "pictures/farm-0"}, r"farm-0/blue: no pictures; there should be a fol"),
         ("images", {"weights": "none.safetensors"}, r"none\.safetensors: cannot be read as task"),
@@ -425,6 +432,39 @@ def test_an_unreadable_picture_is_named_with_its_path(data):
         training.batch_of(task.shard("farm-1"), torch.arange(18), CPU)
 
 
+@pytest.mark.parametrize(
+    ("model", "refused"), [("shufflenet_v2_x0_5", True), ("squeezenet1_1", False)]
+)
+def test_a_batch_of_one_picture_is_refused_for_the_models_that_cannot_train_on_it(
+    data, model, refused
+):
+    for file in sorted((data / "pictures/farm-1").rglob("*.png"))[1:]:
+        file.unlink()
+    single = task_of("images", model=model)
+    fields = fields_of("images", model=model)
+    fields["local"]["batch_size"] = 1
+    batches = load(parse(fields), allowed=[])
+    for task, complaint in (
+        (single, r"pictures: client farm-1 has one picture .*shufflenet.*needs two.*size 32;"),
+        (batches, r"local: a batch of one .*take 2 or more for batch_size"),
+    ):
+        with pytest.raises(InvalidSpec, match=complaint) if refused else nullcontext():
+            task.model()
+
+
+def test_a_network_that_torchvision_builds_otherwise_is_loaded_by_its_saved_arguments(tmp_path):
+    task = task_of("images", model="googlenet")  # which has two more heads if none says otherwise
+    module = task.model()
+
+    task.save(module, tmp_path)
+
+    made = json.loads((tmp_path / "config.json").read_text())
+    model = torchvision.models.get_model(made["model"], **made["arguments"])
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
+    picture = torch.rand(2, 3, 32, 32)
+    assert torch.equal(model.eval()(picture), module.eval()(picture))
+
+
 # -- pre-trained weights -----------------------------------------------------------------------
 
 
@@ -436,7 +476,7 @@ def test_weights_of_another_head_are_taken_but_for_the_head(data):
 
     assert torch.equal(ours.layer3[0].conv1.weight, trained.layer3[0].conv1.weight)
     assert ours.fc.weight.shape == (3, 512)
-    with pytest.raises(InvalidData, match="made for another model"):
+    with pytest.raises(InvalidData, match="made for another model than resnet34 at image_size 32"):
         task_of("images", weights="resnet18.safetensors", model="resnet34").model()
 
 

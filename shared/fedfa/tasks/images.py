@@ -1,4 +1,4 @@
-"""`images`: any classification model of torchvision, by its name, on one's own pictures.
+"""`images`: a classification model of torchvision, by its name, on one's own pictures.
 
 A client's data is a folder with one folder for each class, or a table with the columns `image`
 (a path from where the table is) and `label`.
@@ -66,7 +66,8 @@ class Images(Classification):
         chosen = self.options
         model = vision.by_name(chosen.model, len(self._classes), chosen.image_size)
         if chosen.weights is not None:
-            _load_weights(model, place(chosen.weights))
+            _load_weights(model, place(chosen.weights), chosen)
+        self._refuse_single_pictures(model)
         return model
 
     def inputs(self, examples: torch.Tensor) -> torch.Tensor:
@@ -84,15 +85,36 @@ class Images(Classification):
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """What torchvision's own model of that name loads, and how it was made."""
+        chosen = self.options
         save_file(model.state_dict(), folder / "model.safetensors")
         made = {
-            "model": self.options.model,
-            "image_size": self.options.image_size,
+            "model": chosen.model,
+            "arguments": vision.arguments(chosen.model, len(self._classes), chosen.image_size),
+            "image_size": chosen.image_size,
             "mean": MEAN,
             "std": STD,
             "classes": self._classes,
         }
         (folder / "config.json").write_text(json.dumps(made, indent=2) + "\n")
+
+    def _refuse_single_pictures(self, model: nn.Module) -> None:
+        """Raises where a batch would be one picture, and this model cannot train on one."""
+        local, chosen = self.spec.local, self.options
+        clients = self.clients()
+        fewest = min(clients, key=lambda client: clients[client])
+        if min(local.batch_size, local.max_examples or 2) == 1:
+            where = "local: a batch of one picture"
+            remedy = "take 2 or more for batch_size and max_examples"
+        elif clients[fewest] == 1:
+            where = f"{chosen.data}: client {fewest} has one picture to train on"
+            remedy = "give it more"
+        else:
+            return
+        if not vision.trains_on_one(model, chosen.image_size):
+            raise InvalidSpec(
+                f"{where}, and {chosen.model} needs two, for its BatchNorm at image_size "
+                f"{chosen.image_size}; {remedy}, or take a larger image_size"
+            )
 
     def _read(self, where: Path, more: Mapping[str, Convert]) -> Rows:
         """The paths and labels in a folder or table; every picture's header is looked at."""
@@ -160,7 +182,8 @@ def _class_folders(where: Path, image: str, label: str) -> Rows:
     if not found:
         raise InvalidData(
             f"{where}: no pictures; there should be a folder for each class with "
-            f"{', '.join(SUFFIXES)} in it, or a table with the columns {image} and {label}"
+            f"{', '.join(SUFFIXES)} in it, or a table with the columns {image} and {label}; "
+            "add some, or remove it"
         )
     columns = {image: np.empty(len(found), object), label: np.empty(len(found), object)}
     columns[image][:] = [file for file, _ in found]
@@ -175,7 +198,7 @@ def _opened(path: Path) -> Image.Image:
         raise InvalidData(f"{path}: no readable picture: {error}; replace or remove it") from error
 
 
-def _load_weights(model: nn.Module, file: Path) -> None:
+def _load_weights(model: nn.Module, file: Path, chosen: ImagesOptions) -> None:
     try:
         weights = {
             name: tensor
@@ -192,5 +215,8 @@ def _load_weights(model: nn.Module, file: Path) -> None:
     last = list(ours)[-1].rpartition(".")[0]  # torchvision's models end with their head
     foreign = sorted({*ours} ^ {*weights}) + [each for each in head if not each.startswith(last)]
     if foreign:
-        raise InvalidData(f"{file}: made for another model: {foreign[0]} does not fit")
+        raise InvalidData(
+            f"{file}: made for another model than {chosen.model} at image_size "
+            f"{chosen.image_size}: {foreign[0]} does not fit"
+        )
     model.load_state_dict({name: weights[name] for name in ours if name not in head}, strict=False)

@@ -1,5 +1,8 @@
 """Networks for images: torchvision's by name, its ResNet18 for small images, and LEAF's CNN."""
 
+from contextlib import suppress
+from typing import Any
+
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -16,7 +19,7 @@ except (ImportError, RuntimeError) as error:  # the second: it was built for ano
         "install both with one command from one index, both for CPU or both for CUDA"
     ) from error
 
-WITH_HELPERS = ("googlenet", "inception_v3")  # whose training has losses of its own
+SIZES = (32, 64, 96, 128, 224)  # that an error proposes
 
 
 def by_name(name: str, num_classes: int, image_size: int) -> nn.Module:
@@ -29,24 +32,59 @@ def by_name(name: str, num_classes: int, image_size: int) -> nn.Module:
         raise InvalidSpec(
             f"task.options.model: {name} is not in torchvision; there are: {', '.join(names)}"
         )
-    choice: dict[str, object] = {"num_classes": num_classes}
-    if name in WITH_HELPERS:
-        choice |= {"aux_logits": False, "init_weights": True}
-    if name.startswith("vit_"):
-        choice["image_size"] = image_size
-    elif name.startswith("maxvit_"):
-        choice["input_size"] = (image_size, image_size)
+    if name.startswith("mnasnet"):  # its load_state_dict wants a version, which no safetensors has
+        raise InvalidSpec(
+            f"task.options.model: torchvision cannot load {name} from safetensors; "
+            "take mobilenet_v2 or another of its size"
+        )
     try:
-        model: nn.Module = models.get_model(name, weights=None, **choice)
-        shapes = {at: tensor.to("meta") for at, tensor in model.state_dict().items()}
-        picture = torch.empty(1, 3, image_size, image_size, device="meta")  # nothing is computed
-        functional_call(model.eval(), shapes, (picture,))
+        model: nn.Module = models.get_model(name, **arguments(name, num_classes, image_size))
+        _try(model.eval(), image_size)
     except (AssertionError, RuntimeError, ValueError) as error:
         raise InvalidSpec(
             f"task.options.image_size: {name} cannot take {image_size} x {image_size} pixels: "
-            f"{error}; most models are made for 224"
+            f"{error}; take {_size_for(name)}, say"
         ) from error
     return model.train()
+
+
+def arguments(name: str, num_classes: int, image_size: int) -> dict[str, Any]:
+    """Of torchvision.models.get_model, for the network whose state_dict we exchange; JSON."""
+    chosen: dict[str, Any] = {"num_classes": num_classes}
+    if name in ("googlenet", "inception_v3"):
+        # Without the classifiers that only help its training. From the normalisation of all to
+        # this network's own, which torchvision asks for with pre-trained weights.
+        chosen |= {"aux_logits": False, "init_weights": True, "transform_input": True}
+    elif name.startswith("vit_"):
+        chosen["image_size"] = image_size
+    elif name.startswith("maxvit_"):
+        chosen["input_size"] = [image_size, image_size]
+    return chosen
+
+
+def trains_on_one(model: nn.Module, image_size: int) -> bool:
+    """Whether a batch may be a single picture: BatchNorm needs two where it sees one pixel."""
+    try:
+        _try(model.train(), image_size)
+    except ValueError:
+        return False
+    return True
+
+
+def _try(model: nn.Module, image_size: int) -> None:
+    """Let it see one picture without computing anything: raises what torch does."""
+    shapes = {at: tensor.to("meta") for at, tensor in model.state_dict().items()}
+    picture = torch.empty(1, 3, image_size, image_size, device="meta")
+    functional_call(model, shapes, (picture,))
+
+
+def _size_for(name: str) -> int:
+    """The least of SIZES that this model takes; 224 is what most are made for."""
+    for size in SIZES[:-1]:
+        with suppress(AssertionError, RuntimeError, ValueError), torch.device("meta"):
+            _try(models.get_model(name, **arguments(name, 2, size)).eval(), size)
+            return size
+    return SIZES[-1]
 
 
 def small_resnet18(width: int, num_classes: int) -> ResNet:
