@@ -254,10 +254,15 @@ class Trial:
 
     def _kill(self, component: str) -> None:
         """As a crash would; then start it again, as the kubelet would."""
-        name = container_of(component)
+        pod = pod_of(component)
         began = time.monotonic()
-        podman("kill", "--signal", "KILL", name)
-        podman("start", name)
+        podman("kill", "--signal", "KILL", container_of(component))
+        # podman stops the pod of a container that ended, and would stop one that is started before
+        await_true(
+            lambda: podman("pod", "inspect", "--format", "{{.State}}", pod).strip() == "Exited",
+            f"the pod of {component} does not end",
+        )
+        podman("pod", "start", pod)
         await_true(lambda: self._is_ready(component), f"{component} did not come back")
         print(f"{component}: killed, ready again after {time.monotonic() - began:.1f} s")
 
@@ -285,7 +290,7 @@ class Trial:
         self._cli("stop", name)
 
     def _train_own_task(self, package: Path) -> None:
-        podman("start", *(container_of(each) for each in COMPONENTS))  # one was told to end
+        podman("pod", "start", *(pod_of(each) for each in COMPONENTS))  # one was told to end
         podman("stop", container_of("trainer-one"))
         await_true(lambda: self._is_ready("trainer-two"), "trainer-two did not come back")
         spec = yaml.safe_load((package / "own_task.yaml").read_text())
@@ -368,9 +373,13 @@ events_logger = "file"
     return path
 
 
+def pod_of(component: str) -> str:
+    return f"{RELEASE}-{component}-pod-0"
+
+
 def container_of(component: str) -> str:
     service = component.partition("-")[0]
-    return f"{RELEASE}-{component}-pod-0-{service}"
+    return f"{pod_of(component)}-{service}"
 
 
 def podman(*arguments: str) -> str:
