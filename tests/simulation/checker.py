@@ -80,6 +80,7 @@ class Checker:
         self._confirmed: list[JobKey] = []
         self._buried: list[AnyMessage] = []
         self._said: dict[JobKey, tuple[Life, float, float]] = {}  # a holder: said so first, last
+        self._ended: dict[JobKey, str] = {}  # the greatest attempt that a trainer gave up
         self._stop_wanted: set[str] = set()  # uids
         self._wiped_at = float("-inf")
         self._training: Counter[JobKey] = Counter()  # -> by how many trainers
@@ -233,6 +234,7 @@ class Checker:
                 job = _job(message)
                 self.failures[job] += isinstance(message, JobFailed)
                 self._said.pop(job, None)
+                self._ended[job] = max(self._ended.get(job, ""), message.attempt)
             case JobFailed(task="init"):
                 self.failures[_init(message.uid)] += 1
             case JobStarted():
@@ -250,9 +252,12 @@ class Checker:
                 self._confirmed.append(message.job)
                 self._said.pop(message.job, None)
             case JobStarted() | JobHeartbeat() if message.task == "train":
-                holder, first, _ = self._said.get(_job(message), (life, self.now, self.now))
+                job = _job(message)
+                if message.attempt <= self._ended.get(job, ""):
+                    return  # delivered twice, and the other trainer's word counts
+                holder, first, _ = self._said.get(job, (life, self.now, self.now))
                 first = first if holder is life else self.now
-                self._said[_job(message)] = (life, first, self.now)
+                self._said[job] = (life, first, self.now)
 
     def acked(self, life: Life, queue: str, message: AnyMessage | None, since: int) -> None:
         """Invariants 2 and 4. since: the number of effects when it was delivered."""

@@ -323,22 +323,6 @@ def test_a_claimed_job_is_left_alone_while_its_heartbeats_come() -> None:
         assert world.settle() == []
 
 
-def test_a_job_that_came_twice_stays_with_the_trainer_that_goes_on() -> None:
-    # given
-    world = World()
-    job = world.run_normally()[0]
-    for trainer in ("one", "two"):
-        world.fleet.heard(fact(JobStarted, job, trainer=trainer), world.now)
-    # when, then
-    world.fleet.heard(fact(JobFailed, job, trainer="two", error="out of memory"), world.now)
-    assert world.settle() == []
-    world.fleet.heard(fact(JobHeartbeat, job, trainer="one"), world.now)
-    world.fleet.heard(fact(JobFailed, job, trainer="one", error="out of memory"), world.now)
-    [again] = world.settle()
-    assert (again.slot, again.generation) == (job.slot, job.generation)
-    assert world.fleet.federations["fed"].leases[(UID, "train", job.slot, 1)].failures == 1
-
-
 def test_a_silent_lease_is_listed_then_sent_again_and_counted() -> None:
     world = World()
     job = world.run_normally()[0]

@@ -10,7 +10,7 @@ heard; whether the work is finished, the bucket alone says.
                    +--> given_up  +--> delivered
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from fedfa.manifests import ModelRef
@@ -55,7 +55,6 @@ class Lease:
     must_look: the bucket has to be looked at before this lease causes anything.
     attempt: the greatest published or heard; "" if another scheduler's may be on its way.
     ended: the greatest attempt that a trainer failed or handed back; nobody holds it any more.
-    holders: who was heard to hold `attempt`: two trainers, if the broker delivered it twice.
     """
 
     federation: str
@@ -71,7 +70,6 @@ class Lease:
     attempt: str = UNKNOWN_ATTEMPT
     ended: str = UNKNOWN_ATTEMPT
     trainer: str = ""
-    holders: set[str] = field(default_factory=set)
     failures: int = 0
     error: str = ""
     reason: str = ""  # of giving up
@@ -91,7 +89,6 @@ class Lease:
 
     def published(self, attempt: str, now: float) -> None:
         self.stage, self.attempt, self.since, self.trainer = "queued", attempt, now, ""
-        self.holders.clear()
 
     def heard(self, fact: JobFacts, now: float) -> bool:
         """A trainer holds this work, failed at it or hands it back. Says whether it was news."""
@@ -101,11 +98,8 @@ class Lease:
             return self._released(fact, now)
         if not self.is_open or fact.attempt < self.attempt or fact.attempt <= self.ended:
             return False
-        if fact.attempt > self.attempt:
-            self.holders.clear()
         self.stage, self.attempt, self.since = "claimed", fact.attempt, now
         self.trainer = fact.trainer
-        self.holders.add(fact.trainer)
         return True
 
     def looked(
@@ -184,8 +178,5 @@ class Lease:
             return False
         if fact.attempt < self.attempt:
             return False
-        self.holders.discard(fact.trainer)
-        if fact.attempt == self.attempt and self.holders:
-            return False  # the other one goes on
         self.ended = fact.attempt
         return True
