@@ -16,7 +16,6 @@ import itertools
 import os
 import statistics
 import time
-from dataclasses import dataclass
 
 import torch
 from crew import await_everyone
@@ -28,7 +27,6 @@ from fedfa import submission
 from fedfa.broker import Publisher
 from fedfa.history import HistoryReader, Row
 from fedfa.local.stack import LocalStack
-from fedfa.sections import Section
 from fedfa.spec import FederationSpec, parse
 from fedfa.tasks import base as tasks
 from fedfa.tasks.classification import client_name
@@ -40,25 +38,11 @@ TRAINERS, SLOTS = 2, 8
 TRAIN_SECONDS = 2.0
 RATE, PAUSE, STALENESS = "updates/s", "pause s", "mean staleness"
 BASELINE = "one job"
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """How many jobs a trainer holds, and whether those that wait read their models."""
-
-    jobs: int
-    prefetch: bool
-
-
-CASES = {
-    BASELINE: Holding(jobs=1, prefetch=False),
-    "one job, prefetch": Holding(jobs=1, prefetch=True),
-    "two jobs": Holding(jobs=2, prefetch=False),
+CASES = {  # jobs that a trainer holds, and FEDFA_TRAINER_PREFETCH
+    BASELINE: (1, False),
+    "one job, prefetch": (1, True),
+    "two jobs": (2, False),
 }
-
-
-class SleeperOptions(Section):
-    seconds: float
 
 
 class Sleeper:
@@ -66,7 +50,6 @@ class Sleeper:
 
     def __init__(self, spec: FederationSpec) -> None:
         self._spec = spec
-        self._seconds = tasks.options(spec, SleeperOptions).seconds
 
     def model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -81,9 +64,8 @@ class Sleeper:
 
     def loss(self, model: nn.Module, batch: tasks.Batch) -> torch.Tensor:
         """A function of the last bias alone; the other updates are zeros, of as many bytes."""
-        time.sleep(self._seconds)
-        bias = model.get_parameter("fc.bias")
-        return bias.square().mean()
+        time.sleep(TRAIN_SECONDS)
+        return model.get_parameter("fc.bias").square().mean()
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {"loss": 0.0}
@@ -94,34 +76,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40.0, help="of each run")
     given = parser.parse_args()
-    metrics = (RATE, PAUSE, STALENESS)
-    cases: dict[str, dict[str, list[float]]] = {
-        name: {metric: [] for metric in metrics} for name in CASES
-    }
+    cases: dict[str, dict[str, list[float]]] = {name: {} for name in CASES}
     for _ in range(given.rounds):
-        for name, holding in CASES.items():
-            found = figures(run(holding, given.seconds))
-            for metric, value in zip(metrics, found, strict=True):
-                cases[name][metric].append(value)
+        for name, (jobs, prefetch) in CASES.items():
+            found = figures(run(given.seconds, jobs=jobs, prefetch=prefetch))
+            for metric, value in found.items():
+                cases[name].setdefault(metric, []).append(value)
             print(f"{name}: {found}", flush=True)
     title = f"45 MB, {TRAINERS} trainers, Mc = {SLOTS}, trainings of {TRAIN_SECONDS:g} s"
-    write(given.results, "prefetch", Group(title, cases, {each: [BASELINE] for each in metrics}))
+    baselines = {metric: [BASELINE] for metric in (RATE, PAUSE, STALENESS)}
+    write(given.results, "prefetch", Group(title, cases, baselines))
 
 
-def run(holding: Holding, seconds: float) -> list[Row]:
+def run(seconds: float, *, jobs: int, prefetch: bool) -> list[Row]:
     """What is merged within so many seconds, once every trainer has delivered."""
     spec = {
-        "task": {"name": "prefetch:Sleeper", "options": {"seconds": TRAIN_SECONDS}},
+        "task": {"name": "prefetch:Sleeper"},
         "rule": {"name": "fedfa-delta", "window": 5},
         "concurrency": SLOTS,
         "clients": 2 * SLOTS,
         "local": {"steps": 1, "optimizer": {"name": "sgd", "learning_rate": 0.01}},
         "evaluation": {"every_versions": 1_000_000},
     }
-    os.environ["FEDFA_TRAINER_PREFETCH"] = str(holding.prefetch)  # which the trainers inherit
+    os.environ["FEDFA_TRAINER_PREFETCH"] = str(prefetch)  # which the trainers inherit
     with LocalStack(
         trainers=TRAINERS,
-        jobs_per_trainer=holding.jobs,
+        jobs_per_trainer=jobs,
         lease_ttl_seconds=60,
         task_allow="prefetch",
     ) as stack:
@@ -138,8 +118,7 @@ def run(holding: Holding, seconds: float) -> list[Row]:
     return [row for row in merged if started_at <= row.at < started_at + seconds]
 
 
-def figures(rows: list[Row]) -> tuple[float, float, float]:
-    """Updates per second, the mean pause, the mean staleness."""
+def figures(rows: list[Row]) -> dict[str, float]:
     pauses = []
     for trainer in {row.trainer for row in rows}:
         times = sorted(
@@ -151,9 +130,11 @@ def figures(rows: list[Row]) -> tuple[float, float, float]:
             after - (before + trained)
             for (before, trained), (after, _) in itertools.pairwise(times)
         ]
-    staleness = statistics.fmean(row.staleness for row in rows if row.staleness is not None)
-    rate = (len(rows) - 1) / (rows[-1].at - rows[0].at)
-    return rate, statistics.fmean(pauses), staleness
+    return {
+        RATE: (len(rows) - 1) / (rows[-1].at - rows[0].at),
+        PAUSE: statistics.fmean(pauses),
+        STALENESS: statistics.fmean(row.staleness for row in rows if row.staleness is not None),
+    }
 
 
 if __name__ == "__main__":

@@ -52,12 +52,7 @@ TRIALS = {
     "cifar10": Trial(
         {
             "name": "cifar10",
-            "options": {
-                "model": "cnn",
-                "width": 8,
-                "train_examples": 5000,
-                "test_examples": 1000,
-            },
+            "options": {"model": "cnn", "width": 8, "train_examples": 5000, "test_examples": 1000},
         },
         {"epochs": 1, "batch_size": 20, "optimizer": {"name": "sgd", "learning_rate": 0.05}},
         updates=300,
@@ -76,26 +71,15 @@ def main() -> None:
 
 
 def measured(name: str, trial: Trial, seeds: Sequence[int]) -> Group:
-    metrics = (SIZE, FINAL, BEST, UPDATES, REACHED)
-    cases: dict[str, dict[str, list[float]]] = {
-        compression: {metric: [] for metric in metrics} for compression in COMPRESSIONS
-    }
+    cases: dict[str, dict[str, list[float]]] = {each: {} for each in COMPRESSIONS}
     accuracies: dict[str, list[dict[int, float]]] = {each: [] for each in COMPRESSIONS}
     for seed in seeds:
         for compression in COMPRESSIONS:
             size, history = run(trial, compression, seed)
             by_version = {each.version: each.metrics["accuracy"] for each in history.evaluations}
-            reached = [v for v, accuracy in by_version.items() if accuracy >= trial.target]
-            version = reached[0] if reached else max(by_version)
-            found = (
-                size / 1e3,
-                by_version[max(by_version)],
-                max(by_version.values()),
-                sum(row.version <= version for row in history.merged),
-                bool(reached),
-            )
-            for metric, value in zip(metrics, found, strict=True):
-                cases[compression][metric].append(float(value))
+            found = {SIZE: size / 1e3, **figures(by_version, history, trial.target)}
+            for metric, value in found.items():
+                cases[compression].setdefault(metric, []).append(value)
             accuracies[compression].append(by_version)
             print(f"seed {seed}, {compression}: {found}", flush=True)
     title = f"{name}, Dirichlet {ALPHA}, Mc = {SLOTS}, target {trial.target:g}"
@@ -126,6 +110,19 @@ def run(trial: Trial, compression: str, seed: int) -> tuple[float, History]:
         store = DirectoryStore(Path(folder))
         sizes = [info.size_bytes for info in store.list(keys.updates(ID))]
         return statistics.fmean(sizes), HistoryReader(store, ID).refresh()
+
+
+def figures(by_version: dict[int, float], history: History, target: float) -> dict[str, float]:
+    """by_version: the accuracy of each version that was evaluated, in order."""
+    last = max(by_version)
+    reached = [version for version, accuracy in by_version.items() if accuracy >= target]
+    version = reached[0] if reached else last
+    return {
+        FINAL: by_version[last],
+        BEST: max(by_version.values()),
+        UPDATES: float(sum(row.version <= version for row in history.merged)),
+        REACHED: float(bool(reached)),
+    }
 
 
 def mean_of_each(

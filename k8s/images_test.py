@@ -229,7 +229,7 @@ class Trial:
         play.write_text(yaml.safe_dump_all(objects))
         podman("kube", "play", str(play))
         self._cleanup.callback(podman, "kube", "down", str(play))
-        self._cleanup.push(self._tell_after_a_failure)
+        self._cleanup.push(self._show_logs)
         for component in COMPONENTS:
             await_true(lambda: self._is_ready(component), f"{component} is not ready")  # noqa: B023
         print("ready:", ", ".join(COMPONENTS))
@@ -318,11 +318,13 @@ class Trial:
         command += [f"--volume={spec}:/spec.yaml:ro"] if spec else []
         return podman(*command, f"{self._registry}/fedfa-cli:{self._tag}", *arguments)
 
-    def _tell_after_a_failure(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            for component in COMPONENTS:
-                log = podman("logs", "--tail", "30", container_of(component))
-                print(f"-- the end of {component}'s log:\n{log}")
+    def _show_logs(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is None:
+            return
+        for component in COMPONENTS:
+            print(f"-- the end of {component}'s log:", flush=True)
+            command = ["podman", "logs", "--tail", "30", container_of(component)]
+            subprocess.run(command, check=False, timeout=RUN_SECONDS)
 
     # -- what is seen of them ---------------------------------------------------------------------
 
@@ -388,7 +390,7 @@ def podman(*arguments: str) -> str:
     )
     if done.returncode != 0:
         raise SystemExit(f"podman {' '.join(arguments[:3])}: {done.stdout}{done.stderr}")
-    return done.stdout + (done.stderr if arguments[0] == "logs" else "")
+    return done.stdout
 
 
 def await_true(

@@ -17,7 +17,8 @@ user() { # name configure write read
     if printf '%s\n' "$known" | grep -qxF "$prefix-$1"; then
         echo "$prefix-$1 exists and keeps its password" >&2
     else
-        password=$(head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n')  # nothing rabbitmqctl takes for an option
+        # hexadecimal: rabbitmqctl takes a leading dash for an option
+        password=$(head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
         $ctl -q add_user "$prefix-$1" "$password" > /dev/null
         printf '%s\t%s\n' "$prefix-$1" "$password"
     fi

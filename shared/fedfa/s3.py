@@ -87,7 +87,7 @@ class S3Store:
     ) -> None:
         """Connects to nothing yet. Raises Misconfigured.
 
-        on_progress is called for each part of a large object that went out or came in.
+        on_progress is called with each part of an object that is put or downloaded.
         """
         session = _session(settings)
         self._client = _client(settings, session)

@@ -82,7 +82,7 @@ def test_a_trainer_that_falls_silent_loses_its_jobs_and_drops_them(here: World, 
     slow = here.slow / "trainer-1"
     fast = in_training(here, "trainer-1")
     slow.touch()
-    fast |= in_training(here, "trainer-1")  # it may be in its last step, and ends
+    fast |= in_training(here, "trainer-1")  # what began before it was slow may end at once
     wait_for(
         lambda: (
             phases(here, "trainer-1") == ["training", "waiting", "waiting"]

@@ -119,8 +119,8 @@ def test_what_could_be_faster_runs_beside_the_very_fedbuffs_of_the_tables(name: 
     assert (three["server_lr"], three["staleness"]["kind"]) == (3.0, "polynomial")
     assert rules["K = 10"] == rules["as it is"] | {"window": 10}
     assert ("K = 3" in rows) == (benchmark.window != 3)  # SST-2's own
-    whole_ids = [run.id for runs in rows.values() for run in runs]
-    assert len(set(whole_ids)) == len(whole_ids) == 2 * len(rows)
+    ids = [run.id for runs in rows.values() for run in runs]
+    assert len(set(ids)) == len(ids) == 2 * len(rows)
     # and whole seeds are there, wherever it is cut off
     seeds = [run.seed for run in paper._with_target(whole, benchmark, whole.further(benchmark))]
     assert seeds == [0] * (len(rows) + 1) + [1] * (len(rows) + 1)

@@ -174,6 +174,7 @@ class Lease:
         return True
 
     def _ends(self, fact: JobFacts) -> bool:
+        """Whether nobody holds the work any more, as far as was heard."""
         if self.stage not in ("queued", "claimed") or fact.attempt <= self.ended:
             return False
         if fact.attempt < self.attempt:

@@ -46,7 +46,8 @@ BROADCAST_PREFETCH = 100
 HEARTBEAT_TIMEOUT_SECONDS = 2.0
 # Work that was told to stop is waited for, and then reported even if it still computes.
 STOP_SECONDS = 2.0
-HANG_SECONDS = 10.0  # a long step of a busy machine is none that hangs, and costs no process
+# Longer for a step: ending the process for one that is only slow costs all that it holds.
+HANG_SECONDS = 10.0
 
 
 def queues(pools: tuple[str, ...]) -> list[tuple[Queue, int]]:

@@ -190,7 +190,7 @@ class Worker:
         key = keys.evaluation(job.federation, job.version)
         if not self._bucket.insist(held, "get", lambda: self._bucket.store.exists(key)):
             result, seconds = self._measure(held, job)
-            self._newest(held)
+            self._newest(held)  # raises where the folder was deleted meanwhile
             reach("trainer.evaluated")
             wrong = {name: value for name, value in result.items() if not math.isfinite(value)}
             if wrong:

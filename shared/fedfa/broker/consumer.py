@@ -215,7 +215,7 @@ class Consumer(Link):
         self._tags.clear()
         self._channel = channel
         if self._settings.declare:
-            declare_queue(channel, DEAD_QUEUE)  # also for who may not, and has something to bury
+            declare_queue(channel, DEAD_QUEUE)  # a trainer may not, and its dead letter would wait
         self._consume_what_is_there(connection, channel)
         self.is_standby = False
         self.epoch += 1

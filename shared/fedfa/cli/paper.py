@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version as release
 from pathlib import Path
@@ -20,7 +20,7 @@ from fedfa.paper import outcomes, profiles, runner, tables
 from fedfa.paper.outcomes import Outcome
 from fedfa.paper.plan import PARTS, Part, Plan, Run
 from fedfa.paper.profiles import METHODS, Benchmark, Profile, ProfileName, Rates
-from fedfa.paper.tables import Table
+from fedfa.paper.tables import Outcomes, Table
 from fedfa.simulate.workers import usable_cores
 
 DATA = "FEDFA_DATA"
@@ -178,7 +178,7 @@ def _with_target(
 
 
 def _write_one(
-    draw: Callable[[Plan, Benchmark, Mapping[str, Outcome], float], Table],
+    draw: Callable[[Plan, Benchmark, Outcomes, float], Table],
     wanted: Plan,
     benchmark: Benchmark,
     found: dict[str, Outcome],

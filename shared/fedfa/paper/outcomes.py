@@ -100,16 +100,16 @@ def spread(values: Sequence[float | None]) -> Spread:
     return Spread(statistics.fmean(there), deviation, len(there), len(values))
 
 
-def speed_up(fedavg: Sequence[float | None], method: Sequence[float | None]) -> float | None:
-    """How many times sooner than FedAvg, seed by seed: the median, the lower one of two.
+def speed_up(theirs: Sequence[float | None], ours: Sequence[float | None]) -> float | None:
+    """How many times sooner ours are than theirs, seed by seed: the median, the lower one of two.
 
-    None of `fedavg` or `method`: not reached, infinitely late. So 0 is "the method never", inf
-    "FedAvg never". A seed in which neither got there says nothing; without any other, None.
+    None in either: not reached, infinitely late. So 0 is "ours never", inf "theirs never". A seed
+    in which neither got there says nothing; without any other, None.
     """
     ratios = [
-        _ratio(math.inf if theirs is None else theirs, math.inf if ours is None else ours)
-        for theirs, ours in zip(fedavg, method, strict=True)
-        if theirs is not None or ours is not None
+        _ratio(math.inf if their is None else their, math.inf if our is None else our)
+        for their, our in zip(theirs, ours, strict=True)
+        if their is not None or our is not None
     ]
     return statistics.median_low(ratios) if ratios else None
 

@@ -41,14 +41,13 @@ VARIANTS: tuple[Variant, ...] = ("fedprox", "fednova")
 
 # FedFa-Delta's sensitivity: one setting at a time is another than the benchmark's own
 SERVER_LRS = (0.5, 1.0, 2.0, 3.0, 5.0)  # 1.0 is what the benchmark has
-BY_STALENESS: Mapping[str, Any] = {"staleness": {"kind": "polynomial"}}
 WINDOWS = (1, 2, 3, 5, 10, 20)
 CONCURRENCIES = (5, 10, 20)
 ALPHAS = (0.1, 0.3, 1.0, 10.0)
 EPOCHS = (1, 2, 5, 10)
 
 # What could make it faster than FedBuff and leave it stable
-FURTHER_SERVER_LRS = (1.0, 2.0, 3.0)  # with BY_STALENESS
+FURTHER_SERVER_LRS = (1.0, 2.0, 3.0)  # with weights by staleness
 FURTHER_WINDOWS = (3, 10)
 
 
@@ -232,12 +231,12 @@ class Plan:
         """
         own = self.run(benchmark, "fedfa-delta")
         rows = [("as it is", own)]
-        for more, rule in (("", {}), (", staleness polynomial", BY_STALENESS)):
-            rows += [
-                (f"server_lr {lr:g}{more}", replace(own, rule={"server_lr": lr, **rule}))
-                for lr in SERVER_LRS
-                if rule or lr != 1.0
-            ]
+        rows += [
+            (f"server_lr {lr:g}", replace(own, rule={"server_lr": lr}))
+            for lr in SERVER_LRS
+            if lr != 1.0
+        ]
+        rows += _by_staleness(own, SERVER_LRS)
         rows += [(f"K = {one}", replace(own, window=one)) for one in WINDOWS]
         rows += [
             (f"Mc = {one}", replace(own, concurrency=one))
@@ -257,14 +256,7 @@ class Plan:
     def further(self, benchmark: Benchmark) -> list[tuple[str, list[Run]]]:
         """FedBuff in both forms, then FedFa-Delta by what could make it faster."""
         own = self.run(benchmark, "fedfa-delta")
-        rows = [("as it is", own)]
-        rows += [
-            (
-                f"server_lr {lr:g}, staleness polynomial",
-                replace(own, rule={"server_lr": lr, **BY_STALENESS}),
-            )
-            for lr in FURTHER_SERVER_LRS
-        ]
+        rows = [("as it is", own), *_by_staleness(own, FURTHER_SERVER_LRS)]
         rows += [(f"K = {one}", replace(own, window=one)) for one in FURTHER_WINDOWS]
         fedbuffs = [(METHOD[name].title, self.seeded(benchmark, name)) for name in FEDBUFFS]
         return fedbuffs + self._each_seed(rows)
@@ -283,6 +275,17 @@ class Plan:
             for title, run in rows
             if run is own or run._fields != own._fields
         ]
+
+
+def _by_staleness(own: Run, server_lrs: Iterable[float]) -> list[tuple[str, Run]]:
+    """With updates weighed by staleness, which makes the steps shorter."""
+    return [
+        (
+            f"server_lr {lr:g}, staleness polynomial",
+            replace(own, rule={"server_lr": lr, "staleness": {"kind": "polynomial"}}),
+        )
+        for lr in server_lrs
+    ]
 
 
 def _halved(run: Run) -> Run:

@@ -1,4 +1,4 @@
-"""Tables 2 to 6, each as rows of text for Markdown and of numbers for CSV."""
+"""The paper's tables 2 to 6 and our own, as rows of text for Markdown and of numbers for CSV."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ NOT_REACHED = "not reached"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """speed_up: against FedAvg, where the numbers are times or rounds to a target."""
+    """speed_up: against FedAvg, or whom row or column names, where the numbers are to a target."""
 
     column: str
     text: str
@@ -80,7 +80,7 @@ TIME = Measure("Virtual time", "in units of the fastest client's job", lambda p:
 ROUNDS = Measure("Communication rounds", "one round is Mc client updates", lambda p: p.rounds)
 
 VERSUS = ("fedavg", *FEDBUFFS)
-SOONER = (
+SEED_BY_SEED = (
     "the median over the seeds (the lower one of two), and in brackets each of the seeds from 0 up"
 )
 
@@ -133,8 +133,8 @@ def versus(plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
         "versus",
         "FedFa-Delta against the others, seed by seed",
         "How many times sooner FedFa-Delta reaches the target in virtual time, and how many times "
-        f"fewer client updates it needs: {SOONER}. `never`: FedFa-Delta did not "
-        "reach it; `only`: the other one did not; `-`: neither did.",
+        f"fewer client updates it needs: {SEED_BY_SEED}. `never`: FedFa-Delta did not reach it; "
+        "`only`: the other one did not; `-`: neither did.",
         ["", "time", "client updates"],
     )
     for benchmark in plan.profile.benchmarks:
@@ -157,7 +157,7 @@ def further(plan: Plan, benchmark: Benchmark, outcomes: Outcomes, goal: float) -
         f"What could make FedFa-Delta faster than FedBuff: {benchmark.title}",
         f"Target {goal:g}; as it is: server_lr 1, K = {own.window}, Mc = {own.concurrency}. "
         "How many times sooner than FedBuff in each form it reaches the target in virtual time: "
-        f"{SOONER}. `never`: it did not reach it; `only`: FedBuff did not; `-`: neither did. "
+        f"{SEED_BY_SEED}. `never`: it did not reach it; `only`: FedBuff did not; `-`: neither did. "
         "Diverged: the guard ended the run, or it ended nearer to the untrained model's accuracy "
         "than to the target.",
         [
@@ -171,11 +171,12 @@ def further(plan: Plan, benchmark: Benchmark, outcomes: Outcomes, goal: float) -
     }
     for title, runs in plan.further(benchmark):
         ours = _reached(outcomes, runs, goal, TIME)
+        seconds = spread(ours)
         best = spread([outcomes[run.id].best for run in runs])
         lost = [outcomes[run.id].has_diverged(goal) for run in runs]
         cells = [
             *(_sooner(name, theirs, ours) for name, theirs in fedbuffs.items()),
-            Cell("time", _text(spread(ours), "{:.1f}"), spread(ours)),
+            Cell("time", _text(seconds, "{:.1f}"), seconds),
             Cell("best", _text(best, "{:.3f}"), best),
             Cell("diverged", f"{sum(lost)} of {len(lost)}", spread([float(one) for one in lost])),
         ]

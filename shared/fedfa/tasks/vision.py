@@ -39,7 +39,7 @@ def by_name(name: str, num_classes: int, image_size: int) -> nn.Module:
         )
     try:
         model: nn.Module = models.get_model(name, **arguments(name, num_classes, image_size))
-        _try(model.eval(), image_size)
+        _show(model.eval(), image_size)
     except (AssertionError, RuntimeError, ValueError) as error:
         raise InvalidSpec(
             f"task.options.image_size: {name} cannot take {image_size} x {image_size} pixels: "
@@ -49,11 +49,11 @@ def by_name(name: str, num_classes: int, image_size: int) -> nn.Module:
 
 
 def arguments(name: str, num_classes: int, image_size: int) -> dict[str, Any]:
-    """Of torchvision.models.get_model, for the network whose state_dict we exchange; JSON."""
+    """What torchvision.models.get_model takes to build the same network; fit for JSON."""
     chosen: dict[str, Any] = {"num_classes": num_classes}
     if name in ("googlenet", "inception_v3"):
-        # Without the classifiers that only help its training. From the normalisation of all to
-        # this network's own, which torchvision asks for with pre-trained weights.
+        # Without the heads that only help its training. Its pre-trained weights want pixels scaled
+        # otherwise than the other models' do: transform_input does that.
         chosen |= {"aux_logits": False, "init_weights": True, "transform_input": True}
     elif name.startswith("vit_"):
         chosen["image_size"] = image_size
@@ -65,14 +65,14 @@ def arguments(name: str, num_classes: int, image_size: int) -> dict[str, Any]:
 def trains_on_one(model: nn.Module, image_size: int) -> bool:
     """Whether a batch may be a single picture: BatchNorm needs two where it sees one pixel."""
     try:
-        _try(model.train(), image_size)
+        _show(model.train(), image_size)
     except ValueError:
         return False
     return True
 
 
-def _try(model: nn.Module, image_size: int) -> None:
-    """Let it see one picture without computing anything: raises what torch does."""
+def _show(model: nn.Module, image_size: int) -> None:
+    """Raises what torch does where the model takes no such picture. Computes nothing."""
     shapes = {at: tensor.to("meta") for at, tensor in model.state_dict().items()}
     picture = torch.empty(1, 3, image_size, image_size, device="meta")
     functional_call(model, shapes, (picture,))
@@ -82,7 +82,7 @@ def _size_for(name: str) -> int:
     """The least of SIZES that this model takes; 224 is what most are made for."""
     for size in SIZES[:-1]:
         with suppress(AssertionError, RuntimeError, ValueError), torch.device("meta"):
-            _try(models.get_model(name, **arguments(name, 2, size)).eval(), size)
+            _show(models.get_model(name, **arguments(name, 2, size)).eval(), size)
             return size
     return SIZES[-1]
 
