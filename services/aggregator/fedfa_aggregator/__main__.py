@@ -53,6 +53,7 @@ def main() -> None:
         )
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: consumer.stop())
+        pulse.beat()  # the bucket may have been out for long
         serve_http(
             settings.http_host,
             settings.http_port,
