@@ -343,12 +343,14 @@ def test_keda_scales_on_open_jobs_and_never_on_a_queue(rendered: dict[str, Objec
         "type": "metrics-api",
         "metadata": {
             "url": f"http://{RELEASE}-scheduler.{NAMESPACE}.svc:8000/open-jobs",
-            "valueLocation": "pools.default",
+            "valueLocation": "[pools.default,!0].0",
             "targetValue": "1",
         },
     }
     (spot,) = named(rendered["keda"], "ScaledObject", f"{RELEASE}-trainer-spot")["spec"]["triggers"]
-    assert 'fedfa_open_jobs{namespace="learning", pool=~"spot|cheap"}' in spot["metadata"]["query"]
+    wanted = 'sum(fedfa_open_jobs{namespace="learning", pool=~"spot|cheap"})'
+    zero = '0 * sum(fedfa_open_jobs{namespace="learning"})'  # of pools without work so far
+    assert spot["metadata"]["query"] == f"{wanted} or {zero}"
     assert spot["metadata"]["threshold"] == "4"  # jobs that one pod holds
 
 
