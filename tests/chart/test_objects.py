@@ -398,7 +398,19 @@ def test_the_aggregators_memory_grows_with_model_and_window(render: Render) -> N
     assert memory({"sizeMiB": 500, "window": 10, "federations": 2}) > 2 * 500 * (10 + 10)
 
 
-# -- the broker ------------------------------------------------------------------------------------
+# -- the broker and the bucket ---------------------------------------------------------------------
+
+
+def test_the_built_in_servers_can_write_where_they_must(rendered: dict[str, Objects]) -> None:
+    bucket = named(rendered["minio"], "StatefulSet", f"{RELEASE}-bucket")
+    (minio,) = bucket["spec"]["template"]["spec"]["containers"]
+    (home,) = (each["value"] for each in minio["env"] if each["name"] == "HOME")
+    mounts = {each["mountPath"]: each for each in minio["volumeMounts"]}
+    assert not mounts[home].get("readOnly")
+    broker = named(rendered["minio"], "StatefulSet", f"{RELEASE}-broker")
+    security = broker["spec"]["template"]["spec"]["securityContext"]
+    # Erlang refuses a cookie that its group may read, which each mount would make of it.
+    assert security["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
 def test_each_component_and_pool_has_a_user_with_its_permissions(
