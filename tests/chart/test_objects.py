@@ -317,6 +317,23 @@ def test_trainers_reach_names_broker_bucket_and_nothing_else(rendered: dict[str,
     assert ports("production") == [53, 53, 5672, 443, 443, 6443]  # and the API server, for marks
 
 
+def test_further_egress_is_every_components(render: Render) -> None:
+    dns = {"ports": [{"port": 5353, "protocol": "UDP"}]}
+    values = scenario("production")
+    values["networkPolicy"] |= {"egress": [dns], "trainerEgress": [{"ports": [{"port": 2049}]}]}
+    policies = of_kind(render(values), "NetworkPolicy")
+    assert len(policies) == 4
+    for policy in policies:
+        assert policy["spec"]["egress"].count(dns) == 1, policy["metadata"]["name"]
+
+
+def test_who_sees_the_dashboard_may_come_in_beside_every_pod(render: Render) -> None:
+    outside = {"ipBlock": {"cidr": "203.0.113.0/24"}}  # an ingress controller on the nodes' network
+    values = scenario("minimal") | {"networkPolicy": {"dashboard": [outside]}}
+    policy = named(render(values), "NetworkPolicy", f"{RELEASE}-scheduler")
+    assert policy["spec"]["ingress"][0]["from"] == [{"namespaceSelector": {}}, outside]
+
+
 # -- scaling ---------------------------------------------------------------------------------------
 
 

@@ -455,7 +455,9 @@ spec:
   {{- end }}
   egress:
     {{- include "fedfa.egress" .root | nindent 4 }}
-    {{- with .extra }}
+    {{- range list .root.Values.networkPolicy.egress .extra }}
+    {{- with . }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
     {{- end }}
 {{- end }}
