@@ -78,6 +78,9 @@ http://{{ include "fedfa.fullname" . }}-bucket.{{ .Release.Namespace }}.svc:8333
 {{- if and (eq .mode "external") (not .host) }}
 {{- fail "broker.host: set where RabbitMQ is, or broker.mode to operator or builtin" }}
 {{- end }}
+{{- if and (ne .mode "external") (or .host .port) }}
+{{- fail (printf "broker.host (%q) and broker.port (%d): leave them out, broker.mode %s has its own" .host (int .port) .mode) }}
+{{- end }}
 {{- if and .existingSecret (or .username .password) }}
 {{- fail "broker.existingSecret and broker.username/broker.password: set one of the two" }}
 {{- end }}
@@ -115,6 +118,17 @@ http://{{ include "fedfa.fullname" . }}-bucket.{{ .Release.Namespace }}.svc:8333
 {{- end }}
 {{- if and (eq .mode "builtin") .endpoint }}
 {{- fail "bucket.endpoint: not with bucket.mode builtin" }}
+{{- end }}
+{{- end }}
+{{- $lease := float64 .Values.scheduler.settings.leaseTtlSeconds }}
+{{- with .Values.scheduler.settings.poolDownAfterSeconds }}
+{{- if lt (float64 .) $lease }}
+{{- fail (printf "scheduler.settings.poolDownAfterSeconds: %v is less than leaseTtlSeconds, %v" . $lease) }}
+{{- end }}
+{{- end }}
+{{- with .Values.broker.settings.reconnectMaxSeconds }}
+{{- if gt (mulf 3 .) $lease }}
+{{- fail (printf "broker.settings.reconnectMaxSeconds: %v is more than a third of scheduler.settings.leaseTtlSeconds, %v" . $lease) }}
 {{- end }}
 {{- end }}
 {{- if and .Values.federation.id (not .Values.federation.spec) }}
