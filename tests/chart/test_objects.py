@@ -187,6 +187,9 @@ def test_a_gpu_pool_gets_what_it_asks_for(rendered: dict[str, Objects]) -> None:
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
     assert volumes["cache"]["persistentVolumeClaim"] == {"claimName": "model-cache"}
+    config = named(rendered["gpu"], "ConfigMap", f"{RELEASE}-trainer-default")["data"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert config["TORCHINDUCTOR_CACHE_DIR"].startswith(mounts["cache"] + "/")
 
 
 @each_scenario
