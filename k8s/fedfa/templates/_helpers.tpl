@@ -304,7 +304,8 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{- /* /healthz says only that the loop turns: an outage of broker or bucket restarts nobody. */ -}}
+{{- /* /healthz says only that the loop turns, so no outage of broker or bucket restarts who has started. Aggregator and
+scheduler listen only once they have reached the bucket: at their start 300 s without it restart them. */ -}}
 {{- define "fedfa.probes" -}}
 ports:
   - {name: http, containerPort: 8000}
