@@ -115,6 +115,33 @@ def test_names_are_unique_short_enough_and_begin_with_the_release(
         assert len(each) <= 63
 
 
+def test_what_yaml_takes_for_something_else_stays_text(render: Render) -> None:
+    values = scenario("tls")
+    values["image"]["pullSecrets"] = ["5"]
+    values["broker"] |= {"usernameKey": "on", "passwordKey": "1e3"}
+    values["broker"]["tls"] |= {"caSecret": "3", "caKey": "4"}
+    values["bucket"] |= {"accessKeyKey": "yes", "secretKeyKey": "0x1"}
+    values["scheduler"] = {"priorityClassName": "10"}
+    values["scheduler"]["dashboard"] = {"tokenSecret": "2", "tokenKey": "no"}
+    values["trainers"] = {"pools": [{"name": name} for name in ("1", "true", "on", "no")]}
+    values["trainers"]["pools"][0]["data"] = {"hostPath": "/srv/a, b"}
+    users = scenario("topology")
+    users["broker"]["vhost"] = "1"
+    test_every_object_fits_the_schema_of_kubernetes_or_of_its_operator(
+        {"odd": render(values) + render(users)}, "odd", NEWEST
+    )
+
+
+def test_the_longest_names_fit_a_label(render: Render) -> None:
+    """KEDA labels what it makes with the ScaledObject's name."""
+    values = scenario("keda") | {"fullnameOverride": "a" * 60}
+    longest = [{"name": "p" * 14 + last, "keda": {"enabled": True}} for last in "12"]
+    values["trainers"]["pools"] = longest
+    names = [each["metadata"]["name"] for each in of_kind(render(values), "ScaledObject")]
+    assert len(set(names)) == 2
+    assert max(len(name) for name in names) <= 63
+
+
 @each_scenario
 def test_every_container_is_restricted(rendered: dict[str, Objects], name: str) -> None:
     """The Pod Security Standard "restricted", and a read-only root."""
@@ -246,6 +273,29 @@ def test_an_installation_has_one_broker_secret_per_component(rendered: dict[str,
         component: [f"broker-{component}", f"bucket-{component}"]
         for component in ("aggregator", "scheduler", "trainer", "cli")
     }
+
+
+def test_ones_own_secrets_have_ones_own_keys_whatever_their_names(render: Render) -> None:
+    """Also where a name is one that the chart or the operator would give."""
+    values = scenario("minimal")
+    values["broker"] = {
+        "host": "h",
+        "existingSecret": f"{RELEASE}-broker",
+        "usernameKey": "user",
+        "passwordKey": "pass",
+    }
+    values["bucket"] = {
+        "existingSecret": f"{RELEASE}-bucket",
+        "accessKeyKey": "id",
+        "secretKeyKey": "key",
+    }
+    values["scheduler"] = {"brokerSecret": "scheduler-user-credentials"}
+    for _, pod, _ in pods(render(values)):
+        (sources,) = (
+            each["projected"]["sources"] for each in pod["volumes"] if "projected" in each
+        )
+        keys = [item["key"] for source in sources for item in source["secret"]["items"]]
+        assert keys == ["user", "pass", "id", "key"]
 
 
 def test_tls_verifies_by_the_given_authorities(rendered: dict[str, Objects]) -> None:
