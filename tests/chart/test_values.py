@@ -169,6 +169,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"aggregatr": {}}, "aggregatr"),
     ({"scheduler": {"settings": {"leaseTtl": 5}}}, "leaseTtl"),
     ({"scheduler": {"settings": {"leaseTtlSeconds": 0}}}, "leaseTtlSeconds"),
+    (
+        {"scheduler": {"settings": {"poolDownAfterSeconds": 59}}},
+        "scheduler.settings.poolDownAfterSeconds: 59 is less than leaseTtlSeconds, 60",
+    ),
+    (
+        {"broker": {"settings": {"reconnectMaxSeconds": 21}}},
+        "broker.settings.reconnectMaxSeconds: 21 is more than a third",
+    ),
+    (
+        {"scheduler": {"settings": {"leaseTtlSeconds": 44}}},
+        "third of scheduler.settings.leaseTtlSeconds, 44",
+    ),
     ({"scheduler": {"dashboard": {"token": "in the clear"}}}, "token"),
     ({"settings": {"logLevel": "LOUD"}}, "logLevel"),
     (with_pool(replicas=-1), "trainers/pools/0/replicas"),
@@ -203,6 +215,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"broker": {"mode": "operator", "operator": {"replicas": 2}}}, "broker/operator/replicas"),
     ({"broker": {"tls": {"enabled": True}}}, "broker.tls.enabled"),
     ({"broker": {"port": 70000}}, "broker/port"),
+    ({"broker": {"port": 5673}}, 'broker.host ("") and broker.port (5673)'),
+    ({"broker": {"mode": "operator", "host": "h"}}, 'broker.host ("h") and broker.port (0)'),
     ({"bucket": {"existingSecret": "a"}}, "bucket.existingSecret"),
     (
         {"bucket": {"mode": "external", "existingSecret": "a", "accessKey": "b", "secretKey": "c"}},
@@ -210,6 +224,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"bucket": {"endpoint": "https://key:secret@host"}}, "bucket/endpoint"),
     ({"bucket": {"name": "No"}}, "bucket/name"),
+    ({"bucket": {"settings": {"outageSeconds": 61}}}, "bucket/settings/outageSeconds"),
     ({"bucket": {"builtin": {"kind": "garage"}}}, "bucket/builtin/kind"),
     ({"federation": {"id": "a"}}, "federation.spec"),
     ({"networkPolicy": {"enabled": "yes"}}, "networkPolicy/enabled"),

@@ -1,5 +1,6 @@
 {{- define "fedfa.fullname" -}}
-{{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- /* 39, "-trainer-" and a pool's name: 63 at most, as KEDA makes a label of it. */ -}}
+{{- .Values.fullnameOverride | default .Release.Name | trunc 39 | trimSuffix "-" -}}
 {{- end }}
 
 {{- /* Labels of an object. Takes (dict "root" $ "component" "scheduler"). */ -}}
@@ -14,10 +15,10 @@ app.kubernetes.io/part-of: fedfa
 {{- /* What selects a component's pods, for ever the same. */ -}}
 {{- define "fedfa.selector" -}}
 app.kubernetes.io/name: fedfa
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .pool }}
-fedfa/pool: {{ . }}
+fedfa/pool: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -78,6 +79,9 @@ http://{{ include "fedfa.fullname" . }}-bucket.{{ .Release.Namespace }}.svc:8333
 {{- if and (eq .mode "external") (not .host) }}
 {{- fail "broker.host: set where RabbitMQ is, or broker.mode to operator or builtin" }}
 {{- end }}
+{{- if and (ne .mode "external") (or .host .port) }}
+{{- fail (printf "broker.host (%q) and broker.port (%d): leave them out, broker.mode %s has its own" .host (int .port) .mode) }}
+{{- end }}
 {{- if and .existingSecret (or .username .password) }}
 {{- fail "broker.existingSecret and broker.username/broker.password: set one of the two" }}
 {{- end }}
@@ -115,6 +119,17 @@ http://{{ include "fedfa.fullname" . }}-bucket.{{ .Release.Namespace }}.svc:8333
 {{- end }}
 {{- if and (eq .mode "builtin") .endpoint }}
 {{- fail "bucket.endpoint: not with bucket.mode builtin" }}
+{{- end }}
+{{- end }}
+{{- $lease := float64 .Values.scheduler.settings.leaseTtlSeconds }}
+{{- with .Values.scheduler.settings.poolDownAfterSeconds }}
+{{- if lt (float64 .) $lease }}
+{{- fail (printf "scheduler.settings.poolDownAfterSeconds: %v is less than leaseTtlSeconds, %v" . $lease) }}
+{{- end }}
+{{- end }}
+{{- with .Values.broker.settings.reconnectMaxSeconds }}
+{{- if gt (mulf 3 .) $lease }}
+{{- fail (printf "broker.settings.reconnectMaxSeconds: %v is more than a third of scheduler.settings.leaseTtlSeconds, %v" . $lease) }}
 {{- end }}
 {{- end }}
 {{- if and .Values.federation.id (not .Values.federation.spec) }}
@@ -195,6 +210,7 @@ AWS_CA_BUNDLE: /run/authorities/bucket/{{ $values.bucket.caKey }}
 {{- $values := .root.Values }}
 {{- $full := include "fedfa.fullname" .root }}
 {{- $broker := .brokerSecret | default $values.broker.existingSecret }}
+{{- $fromChart := not $broker }}
 {{- if and (not $broker) (include "fedfa.usesTopology" .root) }}
 {{- $broker = printf "%s-%s-user-credentials" $full .user }}
 {{- else if and (not $broker) (or $values.broker.username (eq $values.broker.mode "builtin")) }}
@@ -204,52 +220,51 @@ AWS_CA_BUNDLE: /run/authorities/bucket/{{ $values.bucket.caKey }}
 {{- fail (printf "broker.existingSecret: no broker user for %s; set a Secret, or broker.username and broker.password" .user) }}
 {{- end }}
 {{- $bucket := .bucketSecret | default $values.bucket.existingSecret }}
+{{- $bucketFromChart := not $bucket }}
 {{- if and (not $bucket) (or $values.bucket.accessKey (eq $values.bucket.mode "builtin")) }}
 {{- $bucket = printf "%s-bucket" $full }}
 {{- end }}
-{{- $fromChart := eq $broker (printf "%s-broker" $full) }}
 - name: secrets
   projected:
     defaultMode: 0440
     sources:
       - secret:
-          name: {{ $broker }}
+          name: {{ $broker | quote }}
           items:
-            - key: {{ ternary "username" $values.broker.usernameKey (or $fromChart (hasSuffix "-user-credentials" $broker)) }}
+            - key: {{ ternary "username" $values.broker.usernameKey $fromChart | quote }}
               path: FEDFA_AMQP_USERNAME
-            - key: {{ ternary "password" $values.broker.passwordKey (or $fromChart (hasSuffix "-user-credentials" $broker)) }}
+            - key: {{ ternary "password" $values.broker.passwordKey $fromChart | quote }}
               path: FEDFA_AMQP_PASSWORD
       {{- if $bucket }}
-      {{- $fromChart := eq $bucket (printf "%s-bucket" $full) }}
       - secret:
-          name: {{ $bucket }}
+          name: {{ $bucket | quote }}
           items:
-            - key: {{ ternary "accessKey" $values.bucket.accessKeyKey $fromChart }}
+            - key: {{ ternary "accessKey" $values.bucket.accessKeyKey $bucketFromChart | quote }}
               path: FEDFA_S3_ACCESS_KEY
-            - key: {{ ternary "secretKey" $values.bucket.secretKeyKey $fromChart }}
+            - key: {{ ternary "secretKey" $values.bucket.secretKeyKey $bucketFromChart | quote }}
               path: FEDFA_S3_SECRET_KEY
       {{- end }}
       {{- with .dashboard }}
       {{- if .tokenSecret }}
       - secret:
-          name: {{ .tokenSecret }}
+          name: {{ .tokenSecret | quote }}
           items:
-            - {key: {{ .tokenKey }}, path: FEDFA_DASHBOARD_TOKEN}
+            - {key: {{ .tokenKey | quote }}, path: FEDFA_DASHBOARD_TOKEN}
       {{- end }}
       {{- end }}
 {{- with $values.broker.tls.caSecret }}
 - name: broker-authority
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     items:
-      - {key: {{ $values.broker.tls.caKey }}, path: {{ $values.broker.tls.caKey }}}
+      - {key: {{ $values.broker.tls.caKey | quote }}, path: {{ $values.broker.tls.caKey | quote }}}
 {{- end }}
 {{- with $values.bucket.caSecret }}
 - name: bucket-authority
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     items:
-      - {key: {{ $values.bucket.caKey }}, path: {{ $values.bucket.caKey }}}
+      - {key: {{ $values.bucket.caKey | quote }}, path: {{ $values.bucket.caKey | quote }}}
 {{- end }}
 - name: tmp
   emptyDir: {}
@@ -278,7 +293,7 @@ enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -290,7 +305,8 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{- /* /healthz says only that the loop turns: an outage of broker or bucket restarts nobody. */ -}}
+{{- /* /healthz says only that the loop turns, so no outage of broker or bucket restarts who has started. Aggregator and
+scheduler listen only once they have reached the bucket: at their start 300 s without it restart them. */ -}}
 {{- define "fedfa.probes" -}}
 ports:
   - {name: http, containerPort: 8000}
@@ -319,7 +335,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -455,7 +471,9 @@ spec:
   {{- end }}
   egress:
     {{- include "fedfa.egress" .root | nindent 4 }}
-    {{- with .extra }}
+    {{- range list .root.Values.networkPolicy.egress .extra }}
+    {{- with . }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
     {{- end }}
 {{- end }}
