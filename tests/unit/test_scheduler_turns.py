@@ -1,5 +1,6 @@
 """The scheduler's loop under a virtual clock: a slow bucket makes it slow, and nothing worse."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -224,13 +225,10 @@ def test_a_file_that_names_another_federation_is_no_delivery(tmp_path: Path) -> 
     assert delivered_update(store, submitted(), 0, 2) is None
 
 
-def test_a_job_that_was_decided_unheard_and_its_file_collected_is_not_handed_out_again(
-    tmp_path: Path,
-) -> None:
-    # given three jobs that a trainer has, and a scheduler that looks around only now
-    clock, sent = Clock(), Sent()
-    store = DirectoryStore(tmp_path)
-    held = born(store, "fed")
+def looking_once(
+    store: DirectoryStore, clock: Clock, sent: Sent
+) -> tuple[Fleet, Callable[[int], None]]:
+    """A scheduler that looks around in its first turns only; and what makes it take some turns."""
     settings = SchedulerSettings(lease_ttl_seconds=3.0, reconcile_interval_seconds=1000.0)
     fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
     scheduler = Scheduler(
@@ -242,6 +240,17 @@ def test_a_job_that_was_decided_unheard_and_its_file_collected_is_not_handed_out
             clock.now += 0.5
             scheduler.turn(None, epoch=1, is_active=True)
 
+    return fleet, turns
+
+
+def test_a_job_that_was_decided_unheard_and_its_file_collected_is_not_handed_out_again(
+    tmp_path: Path,
+) -> None:
+    # given three jobs that a trainer has, and a scheduler that looks around only now
+    clock, sent = Clock(), Sent()
+    store = DirectoryStore(tmp_path)
+    held = born(store, "fed")
+    fleet, turns = looking_once(store, clock, sent)
     turns(2)
     assert held.replica is not None
     closed, *others = (job for job, _ in held.replica.federation.open_jobs())
@@ -262,17 +271,7 @@ def test_silent_trainers_of_a_deleted_federation_end_no_scheduler(tmp_path: Path
     clock, sent = Clock(), Sent()
     store = DirectoryStore(tmp_path)
     held = born(store, "fed")
-    settings = SchedulerSettings(lease_ttl_seconds=3.0, reconcile_interval_seconds=1000.0)
-    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
-    scheduler = Scheduler(
-        fleet, store, cast(Publisher, sent), settings, clock=clock, unix_clock=lambda: 1000.0
-    )
-
-    def turns(number: int) -> None:
-        for _ in range(number):
-            clock.now += 0.5
-            scheduler.turn(None, epoch=1, is_active=True)
-
+    fleet, turns = looking_once(store, clock, sent)
     turns(2)
     assert held.replica is not None
     for job, _ in held.replica.federation.open_jobs():
