@@ -81,7 +81,7 @@ class World:
                         self._look(action)
                     case FindModel(_, (_, _, version, _)):
                         self.fleet.model_found(action, model(version))
-                    case RecordFailure(_, version, error):
+                    case RecordFailure(_, (_, _, version, _), error):
                         self.evaluate(Evaluation(version, 0.0, error=error))
         raise AssertionError(f"never done: {actions}")
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedfa import keys, ledger
 from fedfa.broker import Publisher
+from fedfa.errors import StoreUnavailable
 from fedfa.events import Abandoned, Job
 from fedfa.messages import (
     AnyMessage,
@@ -31,6 +32,7 @@ from tests.unit.builders import ATTEMPT, UID, stored, submitted, vector
 from tests.unit.sample_run import born
 
 NUM_FEDERATIONS = 30
+MANIFEST_0 = keys.manifest("", 0).removeprefix("/")
 
 
 class Clock:
@@ -51,6 +53,36 @@ class SlowStore(DirectoryStore):
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         self._clock.now += 0.1
         return super().get(key, max_bytes=max_bytes)
+
+
+class Deaf(DirectoryStore):
+    """Does not answer for some keys; for all others it does."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        super().__init__(root)
+        self._clock = clock
+        self.is_deaf_to: Callable[[str], bool] = lambda _: False
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        self._listen(key)
+        return super().get(key, max_bytes=max_bytes)
+
+    def get_start(self, key: str, num_bytes: int) -> bytes:
+        self._listen(key)
+        return super().get_start(key, num_bytes)
+
+    def exists(self, key: str) -> bool:
+        self._listen(key)
+        return super().exists(key)
+
+    def create(self, key: str, body: bytes) -> None:
+        self._listen(key)
+        super().create(key, body)
+
+    def _listen(self, key: str) -> None:
+        if self.is_deaf_to(key):
+            self._clock.now += 1.0
+            raise StoreUnavailable(f"{key}: no answer")
 
 
 class Sent(list[AnyMessage]):
@@ -282,3 +314,76 @@ def test_silent_trainers_of_a_deleted_federation_end_no_scheduler(tmp_path: Path
     turns(20)
     # then it is let go
     assert fleet.federations == {}
+
+
+@pytest.mark.parametrize("name", ["spec.json", "stop.json", MANIFEST_0, "evals/0.json"])
+def test_one_object_without_an_answer_holds_up_no_other_federation(
+    tmp_path: Path, name: str
+) -> None:
+    clock, sent = Clock(), Sent()
+    store = Deaf(tmp_path, clock)
+    for federation in ("a", "b", "c"):
+        born(store, federation)
+        store.create(keys.evaluation(federation, 0), evaluation_failure(0, "x", at=1.0))
+    store.is_deaf_to = lambda key: key == f"b/{name}"
+    settings = SchedulerSettings(lease_ttl_seconds=60.0, reconcile_interval_seconds=10.0)
+    fleet = Fleet(lease_ttl_seconds=60.0, attempts=Attempts(start_ms=1, random=1))
+    scheduler = Scheduler(
+        fleet, store, cast(Publisher, sent), settings, clock=clock, unix_clock=lambda: 1000.0
+    )
+
+    def turns(number: int) -> set[str]:
+        sent.clear()
+        for _ in range(number):
+            clock.now += 1.0
+            scheduler.turn(None, epoch=1, is_active=True)
+        return {each.federation for each in sent if isinstance(each, TrainJob)}
+
+    assert turns(80) == {"a", "c"}
+    shown = {each["id"]: each for each in cast(list[dict[str, Any]], scheduler.federations()[1])}
+    store.is_deaf_to = lambda _: False
+    assert "no answer" in str(shown.get("b", scheduler.federations()))
+    turns(20)
+    assert fleet.federations["b"].is_current
+    assert len(fleet.federations["b"].evaluations) == 1
+
+
+def test_a_store_without_any_answer_is_an_outage_and_no_federations_trouble(
+    tmp_path: Path,
+) -> None:
+    clock, sent = Clock(), Sent()
+    store = Deaf(tmp_path, clock)
+    born(store, "fed")
+    store.is_deaf_to = lambda _: True
+    fleet, turns = looking_once(store, clock, sent)
+    turns(20)
+    assert fleet.federations == {}
+    store.is_deaf_to = lambda _: False
+    turns(20)
+    assert fleet.federations["fed"].is_current
+
+
+def test_a_finished_file_without_an_answer_holds_up_no_other_job(tmp_path: Path) -> None:
+    # given jobs whose trainers fall silent, of which one has left a file that cannot be read
+    clock, sent = Clock(), Sent()
+    store = Deaf(tmp_path, clock)
+    held = born(store, "fed")
+    fleet, turns = looking_once(store, clock, sent)
+    turns(2)
+    assert held.replica is not None
+    first, *others = (job for job, _ in held.replica.federation.open_jobs())
+    for job in (first, *others):
+        fleet.heard(started(job), clock.now)
+    delivered = keys.update("fed", first.slot, first.generation, ATTEMPT, "a" * 64)
+    store.put(delivered, b"")
+    store.is_deaf_to = lambda key: key == delivered
+    sent.clear()
+    turns(20)
+    # then the others are handed out again at once, and it, when its file was seen to be none
+    assert {Job(each.slot, each.generation) for each in sent if isinstance(each, TrainJob)} == {
+        *others
+    }
+    store.is_deaf_to = lambda _: False
+    sent.clear()
+    turns(20)
+    assert first in {Job(each.slot, each.generation) for each in sent if isinstance(each, TrainJob)}

@@ -54,7 +54,7 @@ class RecordFailure:
     """Write why a version has no metrics, create-once; answer with `evaluated`."""
 
     federation: str
-    version: int
+    work: Work
     error: str
 
 
@@ -95,7 +95,7 @@ def _give_up(known: Known, lease: Lease, attempts: Attempts) -> Send | RecordFai
         attempt = max(lease.attempt, lease.ended) or attempts.next()
         return Send(_abandon(known, lease, attempt=attempt), UPDATES, lease.work)
     if lease.task == "evaluate":
-        return RecordFailure(known.id, lease.work[2], lease.reason)
+        return RecordFailure(known.id, lease.work, lease.reason)
     return None  # stop_of says it
 
 

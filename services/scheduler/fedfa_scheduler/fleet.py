@@ -18,7 +18,15 @@ from fedfa.pools import DEFAULT_POOL
 from fedfa.spec import Submitted
 from fedfa.topology import UPDATES
 from fedfa_scheduler import evaluations
-from fedfa_scheduler.actions import Action, FindModel, Look, Send, is_due, next_action
+from fedfa_scheduler.actions import (
+    Action,
+    FindModel,
+    Look,
+    RecordFailure,
+    Send,
+    is_due,
+    next_action,
+)
 from fedfa_scheduler.agenda import Agenda
 from fedfa_scheduler.hearing import Hearing
 from fedfa_scheduler.known import Known, stop_of
@@ -284,6 +292,11 @@ class Fleet:
             known.marked_at[message.pool] = now
         elif known is not None and isinstance(message, StopFederation):
             known.stop_sent_at = now
+
+    def put_off(self, action: Look | FindModel | RecordFailure, now: float) -> None:
+        """The store did not answer for this piece of work: ask again after one lease_ttl."""
+        key = (action.federation, action.work)
+        self._leases.put_off(key, now + self._hearing.lease_ttl_seconds)
 
     # -- parts ----------------------------------------------------------------------------------
 

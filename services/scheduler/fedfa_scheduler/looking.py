@@ -1,19 +1,21 @@
 """What the bucket shows, told to the fleet: everything in turn, one federation, a piece of work.
 
 Nothing is written and nothing is decided here. What cannot be read is a trouble of its federation
-until it can; an outage is raised, as Unavailable.
+until it can, also where the store does not answer for one object; an outage of the whole store is
+raised, as StoreUnavailable.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from fedfa import history, keys, manifests
-from fedfa.errors import FedfaError, InvalidInput, NotFound
+from fedfa.errors import FedfaError, InvalidInput, NotFound, StoreUnavailable
 from fedfa.failpoints import reach
 from fedfa.manifests import Manifest
-from fedfa.messages import ModelReady
+from fedfa.messages import EvalReady, ModelReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.submission import ID
@@ -45,6 +47,7 @@ class Lookout:
         self._unseen: deque[Callable[[], None]] | None = None  # of the round under way
         self._must_see_all = True  # after a gap: in one go, before anything is done
         self._gone: set[str] = set()  # uids whose manifests were deleted, and whose spec is there
+        self._unanswered: set[str] = set()  # federations that wait for the next round: see `spare`
 
     # -- at everything --------------------------------------------------------------------------
 
@@ -61,6 +64,7 @@ class Lookout:
         """Look at one federation after the other for so long; says whether all were seen."""
         if self._unseen is None:
             self._unseen = deque(self._looks())
+            self._unanswered.clear()
         until = self._clock() + seconds
         while self._unseen:
             self._beat()
@@ -86,31 +90,45 @@ class Lookout:
 
     def _discover(self, federation: str) -> None:
         """Meet it if it is new, or was deleted and submitted again under the same id."""
-        known, submission = self._fleet.federations.get(federation), self._spec_of(federation)
-        if submission and (known is None or known.submission.uid != submission.uid):
-            self._begin(submission)
+        with self._sparing(federation):
+            known, submission = self._fleet.federations.get(federation), self._spec_of(federation)
+            if submission and (known is None or known.submission.uid != submission.uid):
+                self._begin(submission)
 
     def _observe_again(self, known: Known) -> None:
         if self._fleet.federations.get(known.id) is known:
-            self._observe(known)
+            with self._sparing(known.id):
+                self._observe(known)
 
     # -- at one federation ----------------------------------------------------------------------
 
     def meet(self, federation: str) -> None:
         """Read a federation's spec.json, and what became of it so far."""
-        submission = self._spec_of(federation)
-        if submission is not None:
-            self._begin(submission)
+        if federation in self._unanswered:
+            return
+        with self._sparing(federation):
+            submission = self._spec_of(federation)
+            if submission is not None:
+                self._begin(submission)
 
     def follow(self, hint: ModelReady) -> None:
         """Read what it names and nothing else: trainers are waiting for the next jobs."""
         known = self._fleet.federations.get(hint.federation)
         if known is None or not known.is_current or hint.n <= known.n:
             return
-        try:
-            self._accept(known, manifests.read(self._store, hint.federation, hint.n).manifest)
-        except (NotFound, InvalidInput) as error:
-            self._trouble(hint.federation, error)  # the next round will see what there is
+        if hint.federation in self._unanswered:
+            return
+        with self._sparing(hint.federation):
+            try:
+                self._accept(known, manifests.read(self._store, hint.federation, hint.n).manifest)
+            except (NotFound, InvalidInput) as error:
+                self._trouble(hint.federation, error)  # the next round will see what there is
+
+    def follow_evaluation(self, hint: EvalReady) -> None:
+        if hint.federation in self._unanswered:
+            return
+        with self._sparing(hint.federation):
+            self.look_for_evaluation(hint.federation, hint.version)
 
     def _begin(self, submission: Submitted) -> None:
         federation = submission.federation
@@ -216,6 +234,25 @@ class Lookout:
         except (NotFound, InvalidInput) as error:
             self._trouble(find.federation, error)
             self._fleet.model_found(find, None)
+
+    # -- what cannot be read --------------------------------------------------------------------
+
+    def spare(self, federation: str, error: StoreUnavailable) -> None:
+        """The store did not answer for an object of this federation: what of all others?
+
+        If it answers for them, only hints about this federation are passed over, until the next
+        round reads it again: each try takes as long as an outage may. Raises StoreUnavailable.
+        """
+        self._store.exists("HEAD.json")
+        self._unanswered.add(federation)
+        self._trouble(federation, error)
+
+    @contextmanager
+    def _sparing(self, federation: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreUnavailable as error:
+            self.spare(federation, error)
 
     def _trouble(self, federation: str, error: FedfaError) -> None:
         if self.troubles.get(federation) != str(error):

@@ -13,7 +13,13 @@ from typing import Any
 
 from fedfa import keys
 from fedfa.broker import Consumer, Delivery, Publisher
-from fedfa.errors import AlreadyExists, BrokerUnavailable, InvalidMessage, Unavailable
+from fedfa.errors import (
+    AlreadyExists,
+    BrokerUnavailable,
+    InvalidMessage,
+    StoreUnavailable,
+    Unavailable,
+)
 from fedfa.failpoints import reach
 from fedfa.messages import (
     AbandonJob,
@@ -178,7 +184,7 @@ class Scheduler:
                     self._lookout.meet(message.federation)
             case EvalReady():
                 if not self._is_resting:
-                    self._lookout.look_for_evaluation(message.federation, message.version)
+                    self._lookout.follow_evaluation(message)
             case JobFacts():
                 self._on_fact(message)
             case _:
@@ -232,7 +238,12 @@ class Scheduler:
             if not actions:
                 return
             for action in actions:
-                self._do(action, now)
+                try:
+                    self._do(action, now)
+                except StoreUnavailable as error:
+                    assert not isinstance(action, Send), "it asks the broker alone"
+                    self._lookout.spare(action.federation, error)
+                    self._fleet.put_off(action, self._clock())
                 if self._clock() - started > BUSY_SECONDS:
                     return
 
@@ -255,7 +266,7 @@ class Scheduler:
                     logger.warning("a lease expired", extra=extra)
             case FindModel():
                 self._lookout.find_model(action)
-            case RecordFailure(federation, version, error):
+            case RecordFailure(federation, (_, _, version, _), error):
                 reach("scheduler.before_evaluation_failure")
                 body = bucket.evaluation_failure(version, error, at=self._unix_clock())
                 with suppress(AlreadyExists):  # a trainer did it after all
