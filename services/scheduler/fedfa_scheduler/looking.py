@@ -47,7 +47,9 @@ class Lookout:
         self._unseen: deque[Callable[[], None]] | None = None  # of the round under way
         self._must_see_all = True  # after a gap: in one go, before anything is done
         self._gone: set[str] = set()  # uids whose manifests were deleted, and whose spec is there
-        self._unanswered: set[str] = set()  # federations that wait for the next round: see `spare`
+        self._unanswered: set[str] = (
+            set()
+        )  # federations that wait for the next round: see `no_answer`
 
     # -- at everything --------------------------------------------------------------------------
 
@@ -90,14 +92,14 @@ class Lookout:
 
     def _discover(self, federation: str) -> None:
         """Meet it if it is new, or was deleted and submitted again under the same id."""
-        with self._sparing(federation):
+        with self._tolerating_no_answer(federation):
             known, submission = self._fleet.federations.get(federation), self._spec_of(federation)
             if submission and (known is None or known.submission.uid != submission.uid):
                 self._begin(submission)
 
     def _observe_again(self, known: Known) -> None:
         if self._fleet.federations.get(known.id) is known:
-            with self._sparing(known.id):
+            with self._tolerating_no_answer(known.id):
                 self._observe(known)
 
     # -- at one federation ----------------------------------------------------------------------
@@ -106,7 +108,7 @@ class Lookout:
         """Read a federation's spec.json, and what became of it so far."""
         if federation in self._unanswered:
             return
-        with self._sparing(federation):
+        with self._tolerating_no_answer(federation):
             submission = self._spec_of(federation)
             if submission is not None:
                 self._begin(submission)
@@ -118,7 +120,7 @@ class Lookout:
             return
         if hint.federation in self._unanswered:
             return
-        with self._sparing(hint.federation):
+        with self._tolerating_no_answer(hint.federation):
             try:
                 self._accept(known, manifests.read(self._store, hint.federation, hint.n).manifest)
             except (NotFound, InvalidInput) as error:
@@ -127,7 +129,7 @@ class Lookout:
     def follow_evaluation(self, hint: EvalReady) -> None:
         if hint.federation in self._unanswered:
             return
-        with self._sparing(hint.federation):
+        with self._tolerating_no_answer(hint.federation):
             self.look_for_evaluation(hint.federation, hint.version)
 
     def _begin(self, submission: Submitted) -> None:
@@ -237,7 +239,7 @@ class Lookout:
 
     # -- what cannot be read --------------------------------------------------------------------
 
-    def spare(self, federation: str, error: StoreUnavailable) -> None:
+    def no_answer(self, federation: str, error: StoreUnavailable) -> None:
         """The store did not answer for an object of this federation: what of all others?
 
         If it answers for them, only hints about this federation are passed over, until the next
@@ -248,11 +250,11 @@ class Lookout:
         self._trouble(federation, error)
 
     @contextmanager
-    def _sparing(self, federation: str) -> Iterator[None]:
+    def _tolerating_no_answer(self, federation: str) -> Iterator[None]:
         try:
             yield
         except StoreUnavailable as error:
-            self.spare(federation, error)
+            self.no_answer(federation, error)
 
     def _trouble(self, federation: str, error: FedfaError) -> None:
         if self.troubles.get(federation) != str(error):

@@ -242,7 +242,7 @@ class Scheduler:
                     self._do(action, now)
                 except StoreUnavailable as error:
                     assert not isinstance(action, Send), "it asks the broker alone"
-                    self._lookout.spare(action.federation, error)
+                    self._lookout.no_answer(action.federation, error)
                     self._fleet.put_off(action, self._clock())
                 if self._clock() - started > BUSY_SECONDS:
                     return
