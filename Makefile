@@ -60,8 +60,9 @@ test-rabbit4: setup  ## the tests with servers, on RabbitMQ 4 in a Debian 13 roo
 chaos: setup  ## MINUTES (30) of random faults on real processes, then every invariant
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
-soak: setup  ## 10,000 merges, then 10,000 with kills: memory and objects stay bounded
+soak: setup  ## 10,000 merges, then 10,000 with kills: nothing grows; then 200,000 simulated schedules
 	$(BIN)/python benchmarks/soak.py --merges 10000 --kill-every 10
+	$(BIN)/python -m pytest tests/simulation -n $(WORKERS) --schedules 200000
 
 bench-setup: setup  ## other frameworks' environments, and a bucket with 100,000 manifests; 2 GB
 	$(BIN)/python benchmarks/peers.py --setup

@@ -103,3 +103,8 @@ SHAPES: dict[str, Callable[[], Shapes]] = {
     "resnet18": _resnet18,
     "bert": lambda: _transformer(width=768, depth=12, vocabulary=30_522),
 }
+
+
+def check(name: str, is_true: bool, text: str) -> bool:
+    print(f"{'ok  ' if is_true else 'FAIL'} {name}: {text}", flush=True)
+    return is_true

@@ -28,6 +28,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from measure import check
+
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
 from fedfa.events import Merged, job_of
@@ -221,11 +223,6 @@ def judge(store: ObjectStore, seen: Seen, counted: dict[str, int]) -> bool:
             ),
         ]
     )
-
-
-def check(name: str, is_true: bool, text: str) -> bool:
-    print(f"{'ok  ' if is_true else 'FAIL'} {name}: {text}", flush=True)
-    return is_true
 
 
 if __name__ == "__main__":

@@ -2,47 +2,55 @@
 
     python benchmarks/soak.py --merges 10000 --kill-every 10      (make soak)
 
-A real aggregator on a private RabbitMQ and a private SeaweedFS; this process plays scheduler and
-trainers. First without kills: the aggregator's resident memory at the end must be within 5 % of
-that at 1,000 merges. With --kill-every a second federation follows, whose aggregator is killed
-(SIGKILL) after a random time around that many seconds, again and again: no process of it may
-ever need more than 10 % above that memory. In both, the objects that are old enough to be
-collected stay within what the retention settings allow. Then the log is verified.
+A real scheduler and a real aggregator on a private RabbitMQ and a private SeaweedFS; this process
+plays the trainers, and some of their mischief. First without kills: the resident memory of
+aggregator and scheduler at the end must be within 5 % of that at 1,000 merges, the broker's within
+25 %, for its runtime frees memory late. With --kill-every a second federation follows, while one
+of the two services is killed (SIGKILL) after a random time around that many seconds, again and
+again: no process may ever need more than 10 % above that memory. In both, the objects that are old
+enough to be collected stay within what the retention settings allow. Then the log is verified.
 """
 
 import argparse
-import os
 import random
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
+import numpy as np
 import psutil
-from fleet import Fleet
+from measure import check
+from played import Played, numbers
+from stage import AGGREGATOR, SCHEDULER, Stage
+from trainers import Trainers
 
 from fedfa import keys, manifests, retention, submission
-from fedfa.broker import Consumer, Publisher
+from fedfa.events import Job
 from fedfa.local.processes import ServerProcess
-from fedfa.local.rabbitmq import RabbitMQ
-from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.manifests import Manifest
+from fedfa.messages import TrainJob
 from fedfa.replay import verify
-from fedfa.s3 import S3Store
 from fedfa.sections import KeepBounded
-from fedfa.settings import BrokerSettings
 from fedfa.spec import FederationSpec, Submitted, parse
-from fedfa.topology import BROADCAST_QUEUE
+from fedfa.tensors import FlatModel, Template, Tensor
 from fedfa_aggregator.views import window_size
 
+MODEL = Template((Tensor("weight", "parameter", "F32", (64, 64)),))  # 4096 floats
+BROKEN = FlatModel(MODEL, np.full(MODEL.num_floats, np.nan, np.float32), np.empty(0, np.int64))
 SLOTS = 16
+LEASE_SECONDS = 5  # longer than any job; a killed scheduler's successor waits for so long
 ROW_EVERY = 500
 BASELINE_AT = 1000
+LOOK_SECONDS = 0.2
 LAG_SECONDS = 15.0  # a sweep, and a restart, may come so much later than the age floor allows
 STALLED_SECONDS = 60.0
+STRAY_SHARE, REPEAT_SHARE, BAD_SHARE = 0.02, 0.02, 0.02  # of all updates
+STRAY_ATTEMPT = "0000000000001-0a0b0c0d-000001"
+SERVICES = {"aggregator": AGGREGATOR, "scheduler": SCHEDULER}
+SETTINGS = {
+    "FEDFA_LEASE_TTL_SECONDS": str(LEASE_SECONDS),
+    "FEDFA_RECONCILE_INTERVAL_SECONDS": "2",
+}
+GROWTH = {"aggregator": 0.05, "scheduler": 0.05, "broker": 0.25}
 
 
 def spec(merges: int) -> FederationSpec:
@@ -70,7 +78,7 @@ class Row:
 
     merges: int
     seconds: float
-    resident_mib: float
+    resident_mib: dict[str, float]
     models: int
     updates: int
     manifests: int
@@ -78,144 +86,150 @@ class Row:
     old_updates: int
 
     def __str__(self) -> str:
+        resident = " ".join(f"{self.resident_mib[name]:10.1f}" for name in GROWTH)
         return (
-            f"{self.merges:8d} {self.seconds:8.0f} {self.resident_mib:10.1f} {self.models:8d} "
-            f"{self.updates:8d} {self.manifests:10d} {self.old_models:8d} {self.old_updates:8d}"
+            f"{self.merges:8d} {self.seconds:8.0f} {resident} {self.models:8d} {self.updates:8d} "
+            f"{self.manifests:10d} {self.old_models:8d} {self.old_updates:8d}"
         )
 
 
 HEADING = (
-    f"{'merges':>8} {'seconds':>8} {'resident':>10} {'models':>8} {'updates':>8} "
-    f"{'manifests':>10} {'of them old':>17}"
+    f"{'merges':>8} {'seconds':>8} {' '.join(f'{name:>10}' for name in GROWTH)} {'models':>8} "
+    f"{'updates':>8} {'manifests':>10} {'of them old':>17}"
 )
 
 
-class Aggregator:
-    """The process under test, and the most memory that each of its lives needed."""
+@dataclass
+class Services:
+    """The processes under test, and the most memory that any life of each has needed."""
 
-    def __init__(self, broker: BrokerSettings, s3: SeaweedFS, folder: Path) -> None:
-        self._environment = {
-            **os.environ,
-            "FEDFA_AMQP_URL": broker.url.get_secret_value(),
-            "FEDFA_S3_ENDPOINT": s3.endpoint,
-            "FEDFA_S3_BUCKET": s3.bucket,
-            "FEDFA_S3_ACCESS_KEY": s3.access_key,
-            "FEDFA_S3_SECRET_KEY": s3.secret_key,
+    stage: Stage
+    peak_mib: dict[str, float] = field(default_factory=dict)
+    num_killed: int = 0
+
+    def __post_init__(self) -> None:
+        self._processes = {name: self._start(name) for name in SERVICES}
+
+    def resident_mib(self) -> dict[str, float]:
+        """Now, with the broker's; what it was at most is remembered."""
+        pids = {name: process.pid for name, process in self._processes.items()}
+        found = {
+            name: float(psutil.Process(pid).memory_info().rss) / 2**20
+            for name, pid in (pids | {"broker": self.stage.rabbit.pid}).items()
         }
-        self._log = folder / "aggregator.log"
-        self.peaks: list[float] = []
-        self.start()
+        self.peak_mib = {name: max(mib, self.peak_mib.get(name, 0)) for name, mib in found.items()}
+        return found
 
-    def start(self) -> None:
-        command = [sys.executable, "-m", "fedfa_aggregator"]
-        self._process = ServerProcess("aggregator", command, log=self._log, env=self._environment)
-        self.peaks.append(0.0)
+    def kill(self, name: str) -> None:
+        self.num_killed += 1
+        self._processes[name].kill()
+        self._processes[name] = self._start(name)
 
-    def resident_mib(self) -> float:
-        """Now; what it was at most is remembered."""
-        if not self._process.is_running:
-            raise SystemExit(f"the aggregator ended: {self._process.log_tail()}")
-        resident = float(psutil.Process(self._process.pid).memory_info().rss) / 2**20
-        self.peaks[-1] = max(self.peaks[-1], resident)
-        return resident
-
-    def kill(self) -> None:
-        self._process.kill()
-        self.start()
-
-    def stop(self) -> None:
-        self._process.stop()
+    def _start(self, name: str) -> ServerProcess:
+        return self.stage.start(SERVICES[name], **SETTINGS)
 
 
-def run(fleet: Fleet, aggregator: Aggregator, *, kill_every: float | None) -> list[Row]:
-    """Until the federation has ended; prints a row every ROW_EVERY merges."""
-    print(HEADING, flush=True)
-    rows: list[Row] = []
-    began = progress_at = time.monotonic()
-    kill_at = _next_kill(fleet.draw, kill_every)
-    merged, is_over = -1, False
-    fleet.be_born()
-    while not is_over:
-        fleet.wait()
-        head, resident = fleet.turn(), aggregator.resident_mib()
-        now = time.monotonic()
-        if head is not None and head.state.num_merged > merged:
-            merged, progress_at = head.state.num_merged, now
-            is_over = head.state.status != "running"
-            if merged >= ROW_EVERY * (len(rows) + 1) or is_over:
-                rows.append(_row(fleet, head, now - began, resident))
-                print(rows[-1], flush=True)
-        if now - progress_at > STALLED_SECONDS:
-            raise SystemExit(f"no merge for {STALLED_SECONDS:g} s after {merged}")
-        if now > kill_at:
-            aggregator.kill()
-            kill_at = _next_kill(fleet.draw, kill_every)
-    return rows
+@dataclass
+class Soak:
+    """One federation until it has ended."""
+
+    services: Services
+    trainers: Trainers
+    played: Played
+    draw: random.Random
+    kill_every: float | None
+
+    def run(self) -> list[Row]:
+        """Prints a row every ROW_EVERY merges."""
+        print(HEADING, flush=True)
+        rows: list[Row] = []
+        began = progress_at = time.monotonic()
+        kill_at, look_at = self._next_kill(), began
+        known, merged, is_over = manifests.FIRST, -1, False
+        self.trainers.publish(submission.start_message(self.played.submitted))
+        while not is_over:
+            for job, _ in self.trainers.take(LOOK_SECONDS):
+                self._finish(job)
+            now = time.monotonic()
+            if now > kill_at:
+                self.services.kill(self.draw.choice(list(SERVICES)))
+                kill_at = self._next_kill()
+            if now < look_at:
+                continue
+            look_at = now + LOOK_SECONDS
+            head = manifests.newest(self.played.store, self.played.id, known=known)
+            resident = self.services.resident_mib()
+            if head is not None and head.manifest.state.num_merged > merged:
+                known, merged, progress_at = head.manifest.n, head.manifest.state.num_merged, now
+                is_over = head.manifest.state.status != "running"
+                if merged >= ROW_EVERY * (len(rows) + 1) or is_over:
+                    rows.append(self.row(head.manifest, now - began, resident))
+                    print(rows[-1], flush=True)
+            if now - progress_at > STALLED_SECONDS:
+                raise SystemExit(f"no merge for {STALLED_SECONDS:g} s after {merged}")
+        return rows
+
+    def row(self, head: Manifest, seconds: float, resident_mib: dict[str, float]) -> Row:
+        store, federation = self.played.store, self.played.id
+        models, updates = (
+            list(store.list(prefix))
+            for prefix in (keys.models(federation), keys.updates(federation))
+        )
+        old = time.time() - policy_of(self.played.submitted).min_age_seconds - LAG_SECONDS
+        return Row(
+            merges=head.state.num_merged,
+            seconds=seconds,
+            resident_mib=resident_mib,
+            models=len(models),
+            updates=len(updates),
+            manifests=head.n + 1,
+            old_models=sum(info.modified < old for info in models),
+            old_updates=sum(info.modified < old for info in updates),
+        )
+
+    def _finish(self, job: TrainJob) -> None:
+        if self.draw.random() < STRAY_SHARE:  # an attempt that nobody announces
+            place = Job(job.slot, job.generation)
+            client, version = job.client, job.opened_at
+            self.played.update(place, client=client, version=version, attempt=STRAY_ATTEMPT)
+        if self.draw.random() < BAD_SHARE:
+            update = self.trainers.prepare(job, vector=BROKEN)
+        else:
+            update = self.trainers.prepare(job)
+        self.trainers.deliver(update)
+        if self.draw.random() < REPEAT_SHARE:
+            self.trainers.deliver(update)
+
+    def _next_kill(self) -> float:
+        if self.kill_every is None:
+            return float("inf")
+        return time.monotonic() + self.draw.uniform(0.5, 1.5) * self.kill_every
 
 
-def _next_kill(draw: random.Random, every: float | None) -> float:
-    return float("inf") if every is None else time.monotonic() + draw.uniform(0.5, 1.5) * every
-
-
-def _row(fleet: Fleet, head: Manifest, seconds: float, resident: float) -> Row:
-    policy = fleet.submitted.spec.retention
+def policy_of(submitted: Submitted) -> KeepBounded:
+    policy = submitted.spec.retention
     assert isinstance(policy, KeepBounded)
-    models = list(fleet.store.list(keys.models(fleet.id)))
-    updates = list(fleet.store.list(keys.updates(fleet.id)))
-    old = time.time() - policy.min_age_seconds - LAG_SECONDS
-    return Row(
-        merges=head.state.num_merged,
-        seconds=seconds,
-        resident_mib=resident,
-        models=len(models),
-        updates=len(updates),
-        manifests=head.n + 1,
-        old_models=sum(info.modified < old for info in models),
-        old_updates=sum(info.modified < old for info in updates),
-    )
+    return policy
 
 
 def bounds(submitted: Submitted, version: int) -> tuple[int, int]:
     """How many old models and updates the retention settings allow."""
-    policy, spec = submitted.spec.retention, submitted.spec
-    assert isinstance(policy, KeepBounded)
+    policy, spec = policy_of(submitted), submitted.spec
     milestones = 1 + version // policy.keep_every if policy.keep_every else 0
     models = policy.keep_last + milestones + retention.WAITING_KEPT + 3
     updates = policy.keep_last * spec.limits.max_batch + window_size(spec) + 2 * spec.concurrency
     return models, updates
 
 
-def check(name: str, is_true: bool, text: str) -> bool:
-    print(f"{'ok  ' if is_true else 'FAIL'} {name}: {text}", flush=True)
-    return is_true
-
-
-def soak(
-    store: S3Store,
-    broker: BrokerSettings,
-    aggregator: Aggregator,
-    *,
-    merges: int,
-    kill_every: float | None,
-    seed: int,
-) -> tuple[list[Row], bool]:
-    federation = "calm" if kill_every is None else "killed"
-    submitted = submission.submit(store, spec(merges), federation)
-    publisher = Publisher(broker, name=federation)
-    broadcast = Consumer(broker, [(BROADCAST_QUEUE, 100)], name=federation)
-    fleet = Fleet(store, publisher, broadcast, submitted, random.Random(seed))
-    try:
-        rows = run(fleet, aggregator, kill_every=kill_every)
-        newest = manifests.newest(store, federation)
-        assert newest is not None
-        policy = submitted.spec.retention
-        assert isinstance(policy, KeepBounded)
-        time.sleep(policy.min_age_seconds + LAG_SECONDS)  # the last sweep
-        last = _row(fleet, newest.manifest, rows[-1].seconds, aggregator.resident_mib())
-        print(f"{last}  (all of it old)")
-    finally:
-        broadcast.close()
-        publisher.close()
+def judged(soak: Soak) -> tuple[list[Row], bool]:
+    """Run it, let the last sweep pass, look at what is left, and verify."""
+    store, submitted = soak.played.store, soak.played.submitted
+    rows = soak.run()
+    newest = manifests.newest(store, soak.played.id)
+    assert newest is not None
+    time.sleep(policy_of(submitted).min_age_seconds + LAG_SECONDS)
+    last = soak.row(newest.manifest, rows[-1].seconds, soak.services.resident_mib())
+    print(f"{last}  (all of it old)")
     most_models, most_updates = bounds(submitted, newest.manifest.state.version)
     models = max(row.old_models for row in [*rows, last])
     updates = max(row.old_updates for row in [*rows, last])
@@ -224,7 +238,7 @@ def soak(
         "updates", updates <= most_updates, f"at most {updates} old, {most_updates} allowed"
     )
     began = time.monotonic()
-    *_, verified = verify(store, federation)
+    *_, verified = verify(store, soak.played.id)
     good &= check(
         "verify",
         verified.replayed_from is not None,
@@ -235,18 +249,6 @@ def soak(
     return rows, good
 
 
-@contextmanager
-def servers(folder: Path) -> Iterator[tuple[BrokerSettings, SeaweedFS]]:
-    rabbitmq, s3 = RabbitMQ(folder / "rabbitmq"), SeaweedFS(folder / "s3")
-    try:
-        rabbitmq.start()
-        s3.start()
-        yield BrokerSettings.model_validate({"url": rabbitmq.url}), s3
-    finally:
-        rabbitmq.stop()
-        s3.stop()
-
-
 def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -255,42 +257,38 @@ def main() -> None:
     arguments.add_argument("--kill-every", type=float, default=None, metavar="SECONDS")
     arguments.add_argument("--seed", type=int, default=1)
     given = arguments.parse_args()
-    with tempfile.TemporaryDirectory(prefix="fedfa-soak-") as name, servers(Path(name)) as started:
-        broker, s3 = started
-        store = S3Store(s3.settings())
-        aggregator = Aggregator(broker, s3, Path(name))
-        try:
-            rows, good = soak(
-                store, broker, aggregator, merges=given.merges, kill_every=None, seed=given.seed
-            )
-            base = next((row for row in rows if row.merges >= BASELINE_AT), rows[-1])
-            growth = rows[-1].resident_mib / base.resident_mib - 1
+    federations: dict[str, Played] = {}
+    draw = random.Random(given.seed)
+    with Stage() as stage:
+        services = Services(stage)
+        trainers = Trainers(stage, federations, at_once=2 * SLOTS)
+
+        def soak(name: str, kill_every: float | None) -> tuple[list[Row], bool]:
+            submitted = submission.submit(stage.store, spec(given.merges), name)
+            federations[name] = Played(stage.store, submitted, numbers(MODEL))
+            return judged(Soak(services, trainers, federations[name], draw, kill_every))
+
+        rows, good = soak("calm", None)
+        base = next((row for row in rows if row.merges >= BASELINE_AT), rows[-1])
+        for name, most in GROWTH.items():
+            before, after = base.resident_mib[name], rows[-1].resident_mib[name]
             good &= check(
-                "memory",
-                abs(growth) <= 0.05,
-                f"{base.resident_mib:.1f} MiB at {base.merges} merges, "
-                f"{rows[-1].resident_mib:.1f} at {rows[-1].merges}: {growth:+.1%}",
+                f"memory of the {name}",
+                after / before - 1 <= most,
+                f"{before:.1f} MiB at {base.merges} merges, {after:.1f} at {rows[-1].merges}: "
+                f"{after / before - 1:+.1%}",
             )
-            if given.kill_every is not None:
-                aggregator.peaks.clear()
-                aggregator.kill()
-                _, killed_good = soak(
-                    store,
-                    broker,
-                    aggregator,
-                    merges=given.merges,
-                    kill_every=given.kill_every,
-                    seed=given.seed,
-                )
-                peak = max(aggregator.peaks)
-                good &= killed_good
+        if given.kill_every is not None:
+            services.peak_mib.clear()
+            _, killed_good = soak("killed", given.kill_every)
+            good &= killed_good
+            for name in SERVICES:
+                peak = services.peak_mib[name]
                 good &= check(
-                    "memory with kills",
-                    peak <= 1.1 * base.resident_mib,
-                    f"{len(aggregator.peaks)} processes, at most {peak:.1f} MiB",
+                    f"memory of the {name} with kills",
+                    peak <= 1.1 * base.resident_mib[name],
+                    f"{services.num_killed} kills, at most {peak:.1f} MiB",
                 )
-        finally:
-            aggregator.stop()
     raise SystemExit(0 if good else 1)
 
 

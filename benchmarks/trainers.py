@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from played import Played
 from stage import Stage
@@ -20,6 +21,7 @@ from fedfa.messages import (
     UpdateReady,
 )
 from fedfa.pools import DEFAULT_POOL
+from fedfa.tensors import FlatModel
 from fedfa.topology import BROADCAST, EVENTS, UPDATES, jobs_queue
 
 NAME = "played"
@@ -60,9 +62,10 @@ class Trainers:
                 return jobs
             time.sleep(0.0005)
 
-    def prepare(self, job: TrainJob) -> UpdateReady:
-        """Write the update's file."""
-        return self._federations[job.federation].update(
+    def prepare(self, job: TrainJob, *, vector: FlatModel | None = None) -> UpdateReady:
+        """Write the update's file: of these numbers, or of the federation's."""
+        played = self._federations[job.federation]
+        return replace(played, vector=vector or played.vector).update(
             Job(job.slot, job.generation),
             client=job.client,
             version=job.opened_at,

@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedfa import manifests
+from fedfa import keys, manifests
+from fedfa.canonical import sha256
 from fedfa.errors import FedfaError
-from fedfa.events import Merged
+from fedfa.events import Merged, Rejected
 from fedfa.manifests import Manifest
 from fedfa.observability import EXIT_FENCED
 from fedfa.topology import EVENTS, UPDATES, jobs
@@ -81,6 +82,7 @@ def faults() -> Iterator[Fault]:
     yield Fault("answers lost", "http", _lose_answers(""), _nothing, (1, 1))
     yield Fault("answers to commits lost", "http", _lose_answers("/manifests/"), _nothing, (1, 1))
     yield Fault("updates announced again", "updates", _announce_again, _nothing, (0, 0))
+    yield Fault("bad updates", "updates", _spoil, _nothing, (0, 0))
     yield Fault("poison messages", "updates", _poison, _nothing, (0, 0))
 
 
@@ -207,6 +209,30 @@ def _announce_again(here: World, rng: random.Random) -> None:
     some = rng.sample(known, min(len(known), 20))
     letters = [delivered_update(here.store, submitted, *job) for job in some]
     here.publish(*(letter for letter in letters if letter is not None), route=UPDATES)
+
+
+def _spoil(here: World, rng: random.Random) -> None:
+    """Announce another job's file for one that is open."""
+    known, head = sorted(here.files(NAME)), here.newest(NAME)
+    if not known or head is None:
+        return
+    submitted = manifests.submitted(here.store, NAME)
+    letter = delivered_update(here.store, submitted, *rng.choice(known))
+    if letter is None:
+        return
+    number = rng.randrange(len(head.state.slots))
+    slot, body = head.state.slots[number], here.store.get(letter.key)
+    digest = sha256(body)
+    changes = {
+        "slot": number,
+        "generation": slot.generation,
+        "client": slot.client,
+        "base_version": head.state.version,
+        "key": keys.update(NAME, number, slot.generation, letter.attempt, digest),
+        "digest": digest,
+    }
+    here.store.put(str(changes["key"]), body)
+    here.publish(letter.model_copy(update=changes), route=UPDATES)
 
 
 def _poison(here: World, rng: random.Random) -> None:
@@ -370,10 +396,17 @@ def judge(here: World, watch: Watch, chaos: Chaos) -> list[str]:
         if isinstance(decision.event, Merged)
     ]
     decided = Counter((update.job.slot, update.job.generation) for update in merged)
+    rejected = [
+        decision.event.update
+        for manifest in log
+        for decision in manifest.decisions
+        if isinstance(decision.event, Rejected)
+    ]
     put = {line["key"] for line in here.journalled("putting")}
     confirmed = {(line["slot"], line["generation"]) for line in here.journalled("confirmed")}
     at_the_stop = {(at, slot.generation) for at, slot in enumerate(log[-2].state.slots)}
-    lost = confirmed - decided.keys() - at_the_stop
+    refused = {(update.job.slot, update.job.generation) for update in rejected}
+    lost = confirmed - decided.keys() - refused - at_the_stop
     concurrency = int(SPEC["concurrency"])
     return [
         *(f"job {job} was decided {times} times" for job, times in decided.items() if times > 1),
@@ -383,6 +416,7 @@ def judge(here: World, watch: Watch, chaos: Chaos) -> list[str]:
             for update in merged
             if update.key not in put
         ),
+        *(f"{update.key} is a trainer's, and rejected" for update in rejected if update.key in put),
         *([f"{watch.most_open} open jobs were held"] if watch.most_open > concurrency else []),
         *(
             [f"a zombie lived {watch.oldest_zombie:.1f} s"]

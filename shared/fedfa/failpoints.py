@@ -30,8 +30,11 @@ Name = Literal[
     "aggregator.published",  # ModelReady was sent, nothing is acknowledged
     "aggregator.acked",  # after each acknowledgement
     "aggregator.head_put",
+    "aggregator.buried",  # a poison message is with the dead letters, and not acknowledged
+    "aggregator.collected",  # an object that retention let go was deleted
     # the trainer: a claim, then one of three kinds of work
-    "trainer.claimed",  # the scheduler knows, the broker still holds the message
+    "trainer.claim_sent",  # the scheduler knows, and nobody else
+    "trainer.claimed",  # everybody knows, the broker still holds the message
     "trainer.acked",
     "trainer.trained",
     "trainer.before_put",
@@ -43,6 +46,8 @@ Name = Literal[
     "trainer.initialised",
     "trainer.initial_model_put",
     "trainer.initial_model_announced",
+    "trainer.failure_reported",  # the scheduler knows that a job failed
+    "trainer.buried",
     # the scheduler
     "scheduler.received",
     "scheduler.before_ack",
@@ -50,6 +55,7 @@ Name = Literal[
     "scheduler.published",  # whatever it was, the scheduler does not count on it yet
     "scheduler.before_abandon",
     "scheduler.before_evaluation_failure",
+    "scheduler.buried",
 ]
 NAMES: tuple[Name, ...] = get_args(Name)
 ACTIONS = ("kill", "stop", "exit:code", "sleep:seconds")

@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from socketserver import ThreadingMixIn
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ EXIT_FENCED = 70  # EX_SOFTWARE: another writer holds the federations; let Kuber
 EXIT_BROKEN = 71  # EX_OSERR: this process fails at everything or hangs, a new one may not
 LIVENESS_SECONDS = 120.0
 STORE_WAIT_SECONDS = 1.0
+LINES_A_MINUTE = 60
 
 S = TypeVar("S", bound=BaseSettings)
 Own = TypeVar("Own", bound=ServiceSettings)
@@ -40,6 +42,7 @@ Route = Callable[[], Answer]
 def configure_logging(service: str, *, level: str, as_json: bool) -> None:
     """Log to stderr: JSON for machines, one plain line each for people."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Limit())
     if as_json:
         formatter: logging.Formatter = JsonFormatter(
             "{asctime}{levelname}{name}{message}",
@@ -51,6 +54,36 @@ def configure_logging(service: str, *, level: str, as_json: bool) -> None:
         formatter = PlainFormatter(f"%(asctime)s {service} %(levelname)s %(message)s")
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class Limit(logging.Filter):
+    """Lets a warning or an error through LINES_A_MINUTE times a minute: a flood fills no disk.
+
+    Lines are the same if their constant text is. The next one that passes has a field `left_out`,
+    the number of those that did not. Other levels pass.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._minute = -1
+        self._lines: Counter[tuple[str, str]] = Counter()
+        self._left_out: Counter[tuple[str, str]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        key, minute = (record.name, str(record.msg)), int(self._clock() // 60)
+        if minute != self._minute:
+            self._minute = minute
+            self._lines.clear()
+        self._lines[key] += 1
+        if self._lines[key] > LINES_A_MINUTE:
+            self._left_out[key] += 1
+            return False
+        if left_out := self._left_out.pop(key, 0):
+            record.left_out = left_out
+        return True
 
 
 class PlainFormatter(logging.Formatter):

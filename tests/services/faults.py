@@ -21,7 +21,7 @@ import psutil
 
 from fedfa import manifests, submission
 from fedfa.broker import Publisher
-from fedfa.events import Job, Merged
+from fedfa.events import Job, Merged, Rejected
 from fedfa.local.processes import ServerProcess, accepts
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
@@ -168,8 +168,15 @@ class World:
             for line in self.journalled("confirmed")
             if line["uid"] == log[0].uid
         }
-        assert confirmed - merged.keys() <= open_at_the_end
-        assert set(merged.values()) <= {line["key"] for line in self.journalled("putting")}
+        put = {line["key"] for line in self.journalled("putting")}
+        spoilt = {  # closed by a bad update that a test made
+            decision.event.update.job
+            for manifest in log
+            for decision in manifest.decisions
+            if isinstance(decision.event, Rejected) and decision.event.update.key not in put
+        }
+        assert confirmed - merged.keys() - spoilt <= open_at_the_end
+        assert set(merged.values()) <= put
 
     # -- looking at processes -------------------------------------------------------------------
 

@@ -13,8 +13,11 @@ from collections.abc import Sequence
 import pytest
 
 from fedfa import failpoints, keys
+from fedfa.broker import Publisher
+from fedfa.settings import BrokerSettings
+from fedfa.topology import DEAD_QUEUE, EVENTS, UPDATES, jobs
 from tests.services.driver import wait_for
-from tests.services.faults import World
+from tests.services.faults import TRAINERS, World
 
 ROUNDS = int(os.environ.get("FEDFA_TEST_KILL_ROUNDS", "1"))
 AT_BIRTH = ("aggregator.birth_read", "trainer.initial")
@@ -25,6 +28,8 @@ BIRTH_STEPS = (
     "aggregator.published",
 )
 OF_HOPELESS = ("scheduler.before_abandon", "scheduler.before_evaluation_failure")
+OF_POISON = ("aggregator.buried", "scheduler.buried", "trainer.buried")
+SELDOM = (*OF_HOPELESS, *OF_POISON, "trainer.failure_reported", "aggregator.collected")
 
 pytestmark = [
     pytest.mark.faults,
@@ -36,7 +41,7 @@ def places(service: str) -> list[str]:
     """The failpoints of a running federation; commit.* are the aggregator's."""
     prefixes = ("aggregator.", "commit.") if service == "aggregator" else (f"{service}.",)
     names = [name for name in failpoints.NAMES if name.startswith(prefixes)]
-    return [name for name in names if not name.startswith(AT_BIRTH + OF_HOPELESS)]
+    return [name for name in names if not name.startswith(AT_BIRTH + SELDOM)]
 
 
 class Killer:
@@ -122,12 +127,12 @@ def test_a_scheduler_killed_at_each_step_forgets_nothing(here: World) -> None:
 
 
 def test_a_scheduler_killed_while_giving_up_gives_up_all_the_same(here: World) -> None:
-    killer = Killer(here, ["scheduler"], OF_HOPELESS)
+    killer = Killer(here, ["trainer-1", "scheduler"], ["trainer.failure_reported", *OF_HOPELESS])
     name = here.begin(
         "hopeless", task={"name": "tests.services.tasks:Hopeless"}, limits={"max_attempts": 2}
     )
     wait_for(lambda: not killer.has_more, seconds=80)
-    assert killer.struck == list(OF_HOPELESS)
+    assert sorted(killer.struck) == sorted(["trainer.failure_reported", *OF_HOPELESS])
 
     def has_given_up() -> bool:
         manifest = here.newest(name)
@@ -136,6 +141,36 @@ def test_a_scheduler_killed_while_giving_up_gives_up_all_the_same(here: World) -
 
     wait_for(has_given_up, seconds=60)
     assert b"nobody kept the test images" in here.store.get(keys.evaluation(name, 0))
+    here.stops_and_verifies(name)
+
+
+def test_poison_is_kept_whoever_dies_while_burying_it(here: World) -> None:
+    name = here.running("poisoned-to-death")
+    publisher = Publisher(BrokerSettings.model_validate({"url": here.rabbit.url}), name="test")
+    before, _ = publisher.counts(DEAD_QUEUE.name)
+    armed = [*OF_POISON, "trainer.buried"]  # whichever trainer takes it
+    killer = Killer(here, ["aggregator", "scheduler", *TRAINERS], armed)
+    for route in (UPDATES, EVENTS):
+        here.publish(b"poison", route=route)
+    here.publish(*[b"poison"] * 4, route=jobs("default"))
+    wait_for(lambda: not killer.has_more, seconds=60)
+    assert sorted(killer.struck) == sorted(armed)
+    # what was not acknowledged when its service died is buried again
+    buried = before + 6 + len(armed)
+    wait_for(lambda: publisher.counts(DEAD_QUEUE.name)[0] == buried, seconds=30)
+    publisher.close()
+    here.goes_on(name)
+    here.stops_and_verifies(name)
+
+
+def test_an_aggregator_killed_while_it_collects_leaves_nothing_that_is_needed(here: World) -> None:
+    here.process("aggregator").kill()
+    here.stack.restart("aggregator", **{failpoints.VARIABLE: "aggregator.collected@5"})
+    bounded = {"keep": "bounded", "keep_last": 3, "min_age_seconds": 0}
+    name = here.begin("collected", retention=bounded)
+    wait_for(lambda: not here.process("aggregator").is_running, seconds=60)
+    here.stack.restart("aggregator")
+    here.goes_on(name)
     here.stops_and_verifies(name)
 
 

@@ -17,6 +17,7 @@ from typing import Self
 
 from fedfa import history, keys, manifests, retention
 from fedfa.errors import InvalidInput, NotFound, StoreUnavailable
+from fedfa.failpoints import reach
 from fedfa.history import Evaluation
 from fedfa.ledger import Ledger
 from fedfa.retention import Kept
@@ -215,11 +216,15 @@ class Collector:
         while portion := list(islice(doomed, PORTION)):
             if self._stopping.is_set() or self._monotonic() - started > PLAN_SECONDS:
                 break
-            list(self._threads.map(self._store.delete, portion))
+            list(self._threads.map(self._delete_one, portion))
             num_deleted += len(portion)
             logger.debug("collected", extra={"keys": portion})
             metrics.collected.inc(len(portion))
         return num_deleted
+
+    def _delete_one(self, key: str) -> None:
+        self._store.delete(key)
+        reach("aggregator.collected")
 
 
 def _rest_seconds(policy: KeepBounded) -> float:

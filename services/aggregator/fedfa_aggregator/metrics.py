@@ -4,9 +4,16 @@ from collections.abc import Iterable
 
 from prometheus_client import Counter, Histogram
 
-from fedfa.events import Decision, Merged, job_of
+from fedfa.events import Decision, Merged, Rejected, job_of
+
+# What a rejection's reason begins with; anything else could be a client's own words.
+REASONS = {
+    *("base_version", "client", "digest", "diverged", "key", "metadata", "missing", "norm"),
+    *("num_examples", "size", "tensors", "too_stale"),
+}
 
 updates = Counter("fedfa_updates", "Updates and abandonments by outcome", ["outcome"])
+rejected = Counter("fedfa_rejected_updates", "Rejected updates by their reason", ["reason"])
 dead_letters = Counter("fedfa_dead_letters", "Messages moved to the dead-letter queue")
 postponed = Counter(
     "fedfa_postponed", "Messages let go because their federation's models do not fit into memory"
@@ -33,5 +40,8 @@ def observe(decisions: Iterable[Decision]) -> None:
     for decision in decisions:
         if job_of(decision.event) is not None:
             updates.labels(outcome=decision.event.outcome).inc()
+        if isinstance(decision.event, Rejected):
+            word = decision.event.reason.partition(":")[0]
+            rejected.labels(reason=word if word in REASONS else "other").inc()
         if isinstance(decision.event, Merged) and decision.staleness is not None:
             staleness.observe(decision.staleness)

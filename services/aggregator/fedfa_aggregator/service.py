@@ -249,6 +249,7 @@ class Aggregator:
         logger.warning("dead-lettered", extra={"reason": reason})
         metrics.dead_letters.inc()
         self._publish(delivery.body, DEAD, buried_because(reason))
+        reach("aggregator.buried")
         delivery.ack()
 
     def _postpone(self, queue: deque[Mail], reason: str) -> None:

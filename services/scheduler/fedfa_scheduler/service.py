@@ -174,6 +174,7 @@ class Scheduler:
         self._publisher.publish(
             delivery.body, DEAD, headers=buried_because(str(error)), timeout_seconds=PUBLISH_SECONDS
         )
+        reach("scheduler.buried")
         delivery.ack()
 
     def _on_event(self, message: AnyMessage) -> None:

@@ -19,6 +19,7 @@ def claim(held: Held, delivery: Delivery, publisher: Publisher) -> None:
     """Everybody knows who has it before the broker forgets it."""
     started = held.fact(JobStarted)
     publisher.publish(started, EVENTS)
+    reach("trainer.claim_sent")
     publisher.publish(started, BROADCAST)
     reach("trainer.claimed")
     delivery.ack()
@@ -49,6 +50,7 @@ def carry_out(held: Held, worker: Worker, publisher: Publisher) -> tuple[str, st
         return "delivered", ""
     # Out of the handler: the error's frames hold the task's tensors, and this may take long.
     publisher.publish(held.fact(JobFailed, error=reason), EVENTS)
+    reach("trainer.failure_reported")
     return outcome, reason
 
 

@@ -17,6 +17,7 @@ from fedfa.errors import (
     InvalidMessage,
     Misconfigured,
 )
+from fedfa.failpoints import reach
 from fedfa.messages import (
     EvalJob,
     InitModel,
@@ -163,6 +164,7 @@ class Trainer:
 
     def _bury(self, delivery: Delivery, reason: str) -> None:
         self._publisher.publish(delivery.body, DEAD, headers=buried_because(reason))
+        reach("trainer.buried")
         delivery.ack()
 
     def _accept(self, order: Order, delivery: Delivery) -> None:
