@@ -3,6 +3,9 @@
 Also the only place where a store request is tried again. A clear answer is a value, NotFound,
 AlreadyExists or TooLarge. What is no clear answer is tried again for `outage_seconds`, then it
 is StoreUnavailable. What no retry mends is Misconfigured, in one line that names the remedy.
+
+An object without a byte counts as absent, and nothing of ours has none: SeaweedFS 4 leaves one if
+a writer dies between a request's head and its body, and a manifest like that would end its log.
 """
 
 import logging
@@ -17,6 +20,7 @@ import urllib3
 from botocore import exceptions as boto_errors
 from botocore.config import Config
 from botocore.parsers import ResponseParserError
+from botocore.response import StreamingBody
 from botocore.session import Session, get_session
 
 from fedfa.canonical import sha256
@@ -29,7 +33,7 @@ from fedfa.errors import (
     TooLarge,
 )
 from fedfa.memory import Bytes
-from fedfa.s3_http import S3Http
+from fedfa.s3_http import Condition, S3Http
 from fedfa.settings import StoreSettings
 from fedfa.store import Download, ObjectInfo, check_key, check_size, download_from
 
@@ -79,6 +83,10 @@ class _Unclear(Exception):
     """Raised inside S3Store when an answer does not say what happened."""
 
 
+class _Empty(NotFound):
+    """Raised for an object without a byte."""
+
+
 class S3Store:
     """An `ObjectStore` over one bucket of an S3 server."""
 
@@ -125,21 +133,26 @@ class S3Store:
         # After an unclear try the object may be ours already, or land later: the same request
         # is sent again, and a refusal means something only once the object is seen to differ.
         in_doubt = False
+        condition: Condition = "if absent"
         digest = sha256(body)
 
         def attempt() -> None:
-            nonlocal in_doubt
+            nonlocal in_doubt, condition
             if in_doubt and self._holds(key, body):
                 return
             try:
                 with self._verdicts("create", key):
-                    self._objects.put(key, (body,), digest=digest, only_if_absent=True)
+                    self._objects.put(key, (body,), digest=digest, condition=condition)
             except _Unclear:
                 in_doubt = True
                 raise
-            except AlreadyExists:
-                if not (in_doubt and self._holds(key, body)):
+            except AlreadyExists as refusal:
+                if in_doubt and self._holds(key, body):
+                    return
+                if not self._is_empty(key):
                     raise
+                condition = "if empty"  # of several who find it so, one will succeed
+                raise _Unclear("an empty object is in its place") from refusal
 
         self._insist("create", check_key(key), attempt)
 
@@ -182,14 +195,37 @@ class S3Store:
             on_progress=self._on_progress,
         )
 
+    def _open(self, key: str, *, first_bytes: int | None = None) -> tuple[StreamingBody, int]:
+        """As S3Http.get, but NotFound for an empty object."""
+        try:
+            stream, size = self._objects.get(key, first_bytes=first_bytes)
+        except boto_errors.ClientError as error:
+            if error.response["Error"]["Code"] != "InvalidRange":
+                raise
+            size = 0
+        else:
+            if size > 0:
+                return stream, size
+            stream.close()
+        raise _Empty(f"{self._where('get', key)}: it is empty")
+
+    def _is_empty(self, key: str) -> bool:
+        try:
+            self.get_start(key, 1)
+        except _Empty:
+            return True
+        except NotFound:
+            pass
+        return False
+
     def _read(self, key: str, max_bytes: int | None) -> bytes:
-        stream, size = self._objects.get(key)
+        stream, size = self._open(key)
         with closing(stream) as body:
             check_size(key, size, max_bytes)
             return body.read()
 
     def _download(self, key: str, max_bytes: int | None) -> Download:
-        stream, size = self._objects.get(key)
+        stream, size = self._open(key)
 
         def read_into(buffer: Any) -> int:
             self._on_progress()
@@ -203,12 +239,7 @@ class S3Store:
         return download
 
     def _read_start(self, key: str, num_bytes: int) -> bytes:
-        try:
-            stream, _ = self._objects.get(key, first_bytes=num_bytes)
-        except boto_errors.ClientError as error:
-            if error.response["Error"]["Code"] == "InvalidRange":  # an empty object
-                return b""
-            raise
+        stream, _ = self._open(key, first_bytes=num_bytes)
         with closing(stream) as body:
             return body.read(num_bytes)  # some servers ignore the range
 
@@ -220,6 +251,8 @@ class S3Store:
                     return True
             except TooLarge:
                 pass
+            except NotFound:
+                return False
             except boto_errors.ClientError as error:
                 if error.response["Error"]["Code"] == "NoSuchKey":
                     return False

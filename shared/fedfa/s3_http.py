@@ -9,7 +9,7 @@ goes from the model's memory to the socket. Errors are botocore's, as from boto.
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from botocore.auth import S3SigV4Auth
@@ -29,6 +29,12 @@ from fedfa.settings import StoreSettings
 EXPECT_FROM_BYTES = 1 << 20  # a refusal then arrives before the body is sent
 SEND_BYTES = 1 << 18  # at once: a socket's time limit is for the whole of one send
 NO_BODY = sha256(b"")
+CONDITIONS = {
+    "always": {},
+    "if absent": {"If-None-Match": "*"},
+    "if empty": {"If-Match": '"d41d8cd98f00b204e9800998ecf8427e"'},  # MD5 of no bytes
+}
+Condition = Literal["always", "if absent", "if empty"]
 
 
 class S3Http:
@@ -64,13 +70,16 @@ class S3Http:
         self._http = URLLib3Session(**options)
 
     def put(
-        self, key: str, parts: Sequence[Bytes], *, digest: str, only_if_absent: bool = False
+        self,
+        key: str,
+        parts: Sequence[Bytes],
+        *,
+        digest: str,
+        condition: Condition = "always",
     ) -> None:
         """Raises botocore's errors. digest: SHA-256 of the parts together, in hexadecimal."""
         size = sum(len(part) for part in parts)
-        headers = {"Content-Length": str(size)}
-        if only_if_absent:
-            headers["If-None-Match"] = "*"
+        headers = {"Content-Length": str(size), **CONDITIONS[condition]}
         self._send("PUT", key, headers, digest, self._slices(parts))
 
     def get(self, key: str, *, first_bytes: int | None = None) -> tuple[StreamingBody, int]:

@@ -1,5 +1,9 @@
 """The S3 store against a real server: lost answers, crashes, stalls, and wrong settings."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +17,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from fedfa.canonical import sha256
-from fedfa.errors import AlreadyExists, Misconfigured, StoreUnavailable
+from fedfa.errors import AlreadyExists, Misconfigured, NotFound, StoreUnavailable
 from fedfa.local.processes import free_port
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.s3 import S3Store
@@ -111,7 +115,7 @@ def test_a_conflict_is_no_refusal() -> None:
         from_settings(settings(endpoint, outage_seconds=5)).create("create/conflict", OURS)
 
 
-@pytest.mark.parametrize("theirs", [b"theirs", b"", OURS + b"longer"])
+@pytest.mark.parametrize("theirs", [b"theirs", OURS + b"longer"])
 def test_a_create_whose_refusal_is_lost_is_refused(
     proxied: ObjectStore, proxy: Proxy, direct: ObjectStore, theirs: bytes
 ) -> None:
@@ -123,6 +127,62 @@ def test_a_create_whose_refusal_is_lost_is_refused(
 
     assert proxy.num_cut == 1
     assert direct.get("create/lost-refusal") == theirs
+
+
+DYING = """
+import os, signal, sys
+from fedfa.s3 import S3Store
+from fedfa.settings import StoreSettings
+store = S3Store(StoreSettings(), on_progress=lambda: os.kill(os.getpid(), signal.SIGKILL))
+store.create(sys.argv[1], b"never sent")
+"""
+
+
+def test_a_writer_killed_between_head_and_body_of_its_request_has_written_nothing(
+    server: SeaweedFS, direct: ObjectStore
+) -> None:
+    variables = {
+        "FEDFA_S3_ENDPOINT": server.endpoint,
+        "FEDFA_S3_BUCKET": server.bucket,
+        "FEDFA_S3_ACCESS_KEY": server.access_key,
+        "FEDFA_S3_SECRET_KEY": server.secret_key,
+    }
+    for number in range(5):
+        key = f"create/killed-{number}"
+        died = subprocess.run([sys.executable, "-c", DYING, key], env=os.environ | variables)
+        assert died.returncode == -signal.SIGKILL
+        time.sleep(0.2)  # until the server has noticed
+
+        assert not direct.exists(key)
+        direct.create(key, OURS)
+        assert direct.get(key) == OURS
+
+
+def test_an_empty_object_counts_as_absent(direct: ObjectStore) -> None:
+    direct.put("create/empty", b"")
+
+    assert not direct.exists("create/empty")
+    for read in (direct.get, direct.download, lambda key: direct.get_start(key, 10)):
+        with pytest.raises(NotFound, match="it is empty"):
+            read("create/empty")
+
+
+def test_of_several_that_create_over_an_empty_object_one_succeeds(direct: ObjectStore) -> None:
+    direct.put("create/over-empty", b"")
+
+    def is_created(body: bytes) -> bool:
+        with suppress(AlreadyExists):
+            direct.create("create/over-empty", body)
+            return True
+        return False
+
+    bodies = [f"writer {number}".encode() for number in range(8)]
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        created = list(threads.map(is_created, bodies))
+
+    assert [body for body, is_its in zip(bodies, created, strict=True) if is_its] == [
+        direct.get("create/over-empty")
+    ]
 
 
 def test_a_create_that_never_arrived_is_sent_again(
