@@ -22,6 +22,8 @@ START_SECONDS = 90.0
 # Idle Erlang schedulers spin for a while by default, which costs the other processes CPU time.
 _LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
 _NO_SPINNING = "+sbwt none +sbwtdcpu none +sbwtdio none"
+# What quorum queues have written stays in memory until the log begins a new file; 512 MB otherwise.
+_SMALL_LOG = "raft.wal_max_size_bytes = 16777216"
 _ROOT_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _DEBIAN_BINARIES = Path("/usr/lib/rabbitmq/bin")
 
@@ -152,7 +154,7 @@ class RabbitMQ:
 
     def _write_files(self, config: str, advanced: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        listener = f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+        listener = f"listeners.tcp.1 = 127.0.0.1:{self.port}\n{_SMALL_LOG}\n"
         (self.folder / "rabbitmq.conf").write_text(listener + config + "\n")
         (self.folder / "advanced.config").write_text(advanced + "\n")
         (self.folder / "enabled_plugins").write_text("[].\n")
