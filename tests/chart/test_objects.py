@@ -21,6 +21,7 @@ import fedfa_scheduler.metrics
 import fedfa_trainer.metrics
 from fedfa import topology
 from fedfa.doctor import POLICY, POLICY_NAME, POLICY_PATTERN
+from fedfa_aggregator.views import SHARE_OF_MEMORY, num_models
 from tests.chart.conftest import (
     CHART,
     NAMESPACE,
@@ -33,6 +34,7 @@ from tests.chart.conftest import (
     pods,
     scenario,
 )
+from tests.unit import builders
 from tests.unit.test_docs import exported
 
 OLDEST, NEWEST = "1.30", "1.37"
@@ -455,17 +457,20 @@ def test_nothing_blocks_a_drain(rendered: dict[str, Objects]) -> None:
         assert of_kind(objects, "PodDisruptionBudget") == []
 
 
-def test_the_aggregators_memory_grows_with_model_and_window(render: Render) -> None:
-    def memory(model: dict[str, int]) -> int:
-        values = scenario("minimal") | {"aggregator": {"model": model}}
-        limits = only_container(render(values), "aggregator")["resources"]["limits"]
-        return int(limits["memory"].removesuffix("Mi"))
-
-    small = memory({"sizeMiB": 1, "window": 5, "federations": 1})
-    large = memory({"sizeMiB": 500, "window": 10, "federations": 1})
-    assert small < 256
-    assert large >= 500 * (10 + 10)
-    assert memory({"sizeMiB": 500, "window": 10, "federations": 2}) > 2 * 500 * (10 + 10)
+@pytest.mark.parametrize("window", [1, 10, 50, 200])
+@pytest.mark.parametrize("rule", ["fedfa-delta", "port"])
+def test_the_aggregators_memory_holds_what_its_federations_need(
+    render: Render, rule: str, window: int
+) -> None:
+    spec = builders.spec(
+        rule={"name": rule, "window": window}, clients=window + 10, concurrency=window
+    )
+    for size, federations in ((1, 1), (50, 1), (500, 3)):
+        model = {"sizeMiB": size, "window": window, "federations": federations}
+        objects = render(scenario("minimal") | {"aggregator": {"model": model}})
+        limits = only_container(objects, "aggregator")["resources"]["limits"]
+        usable = int(limits["memory"].removesuffix("Mi")) * SHARE_OF_MEMORY
+        assert usable >= num_models(spec) * size * federations
 
 
 # -- the broker and the bucket ---------------------------------------------------------------------
