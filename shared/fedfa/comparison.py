@@ -17,7 +17,7 @@ class Compared:
     """One federation's line. window and staleness_mean are None where there is none.
 
     metric: the one that all of them have, in `latest` and `best`. reached_seconds: since
-    submission, until it was as good as the worst of the others' best; None without a metric.
+    submission, until it was as good as Comparison.level; None without a metric.
     """
 
     federation: str

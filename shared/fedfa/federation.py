@@ -288,7 +288,7 @@ def excess_norm(history: tuple[float, ...], norm: float, factor: float) -> float
 
 
 def median(norms: tuple[float, ...]) -> float:
-    """The upper one of two."""
+    """The median; the upper middle value of an even number."""
     return sorted(norms)[len(norms) // 2]
 
 

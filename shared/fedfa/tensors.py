@@ -143,17 +143,23 @@ def new_floats(size: int) -> Floats:
 
 
 def norm(values: Floats) -> float:
-    """Euclidean norm in float64: the same bits on every machine. Not finite iff a value is not."""
+    """Euclidean norm of a float32 vector (n,), in float64: the same bits on every machine.
+
+    Not finite iff a value is not.
+    """
     return math.sqrt(kernel.squares(values))
 
 
 def distance(left: Floats, right: Floats) -> float:
-    """Euclidean norm of left - right, like `norm`. Not finite where one of them is not."""
+    """The `norm` of left - right. Not finite where one of them is not."""
     return math.sqrt(kernel.squares(left, right))
 
 
 def cosine(start: Floats, end: Floats, along: Floats) -> float:
-    """The cosine of end - start with along, like `norm`; 0 where one of the two is 0."""
+    """The cosine of end - start with along, all float32 (n,); 0 where one of the two is 0.
+
+    In float64, within 1e-9 on every machine: within a block numpy orders the sums as it likes.
+    """
     dot = way = length = 0.0
     for first in range(0, along.size, NORM_BLOCK):
         where = slice(first, first + NORM_BLOCK)

@@ -14,7 +14,7 @@ from fedfa.errors import InvalidInput, NotFound
 from fedfa.federation import Federation
 from fedfa.history import Evaluation
 from fedfa.manifests import Manifest
-from fedfa.messages import UpdateReady
+from fedfa.messages import MAX_TEXT_CHARACTERS, UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import MAX_HEADER_BYTES, read_header
@@ -22,7 +22,6 @@ from fedfa.tensor_files import MAX_HEADER_BYTES, read_header
 logger = logging.getLogger(__name__)
 
 FIRST_READ_BYTES = 64 * 1024  # holds the header of most updates
-MAX_REASON_CHARACTERS = 1000
 
 _evaluation: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
 
@@ -98,7 +97,7 @@ def stop_reason(store: ObjectStore, federation: str) -> str | None:
     """Why `fedfa stop` wants the end, or None if nobody wants it."""
     try:
         fields: Any = json.loads(store.get(keys.stop(federation)))
-        reason = str(fields["reason"])[:MAX_REASON_CHARACTERS]
+        reason = str(fields["reason"])[:MAX_TEXT_CHARACTERS]
         # JSON, and a command line, can hold lone surrogates, which no message can carry.
         return reason.encode(errors="replace").decode()
     except NotFound:

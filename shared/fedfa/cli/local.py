@@ -205,7 +205,7 @@ def _write_results(
 
 
 def better_version(summary: Summary) -> str | None:
-    """That another version than the final one, which was exported, measured best; else None."""
+    """A hint if an evaluated version is better than the exported one, else None."""
     best, latest, final = summary.best, summary.latest, summary.final_version
     if best is None or latest is None or best.version == final or best.value == latest.value:
         return None

@@ -173,7 +173,7 @@ def _brief(store: ObjectStore, federation: str) -> dict[str, Any]:
         "rule": submitted.spec.rule.name,
         "version": state.version if state else 0,
         "merged": state.num_merged if state else 0,
-        "open_jobs": len(state.slots) if state else 0,
+        "open_jobs": sum(slot.is_open for slot in state.slots) if state else 0,
     }
 
 

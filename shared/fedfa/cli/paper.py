@@ -194,7 +194,7 @@ def _write_one(
 def _targets(
     wanted: Plan, benchmarks: Sequence[Benchmark], found: dict[str, Outcome]
 ) -> dict[str, float]:
-    """Of the benchmarks that FedAvg was run on."""
+    """The target of each benchmark that FedAvg was run on."""
     targets = {}
     for one in benchmarks:
         fedavg = [run.id for run in wanted.seeded(one, "fedavg")]

@@ -1,6 +1,7 @@
 """A federation as the page draws it: one JSON value, a few tens of kilobytes at most.
 
-Made from a Follower alone. Times are seconds since submission, except created_at (unix).
+Made from a Follower, and from what the scheduler knows. Times are seconds since submission, except
+created_at (unix).
 """
 
 from collections.abc import Iterable

@@ -51,7 +51,7 @@ def draw(part: Part, plan: Plan, outcomes: Outcomes, targets: Targets) -> bytes:
 
 
 def _figure(number: int, *, columns: int = 2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """So many axes, row by row."""
+    """`number` axes, row by row."""
     rows, columns = -(-number // columns), min(number, columns)
     figure = Figure(figsize=(5.0 * columns, height * rows), layout="constrained")
     axes = [each for row in figure.subplots(rows, columns, squeeze=False) for each in row]

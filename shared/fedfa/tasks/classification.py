@@ -110,5 +110,5 @@ class TensorClassification(Classification):
 
 
 def client_name(number: int) -> str:
-    """Of a client that the spec's partition made."""
+    """The name of the client of this number in the spec's partition."""
     return f"client-{number:04d}"
