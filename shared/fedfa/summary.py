@@ -183,8 +183,12 @@ def series(history: History, metric: str) -> list[Measured]:
 
 
 def best_of(measured: list[Measured], metric: str | None) -> Measured | None:
-    sign = -1 if metric in LOWER_IS_BETTER else 1
-    return max(measured, key=lambda one: sign * one.value, default=None)
+    return max(measured, key=lambda one: goodness(metric, one.value), default=None)
+
+
+def goodness(metric: str | None, value: float) -> float:
+    """A value of a metric as a number that is greater where it is better."""
+    return -value if metric in LOWER_IS_BETTER else value
 
 
 def _newest_metrics(evaluations: tuple[Evaluation, ...]) -> dict[str, float]:
