@@ -99,7 +99,7 @@ def clock_of(
     threads: int,
 ) -> Clock:
     """The run's clock: what it began with, or else this one. step_seconds None: measure it."""
-    key = f"{federation}/simulation.json"
+    key = keys.simulation(federation)
     try:
         known = Clock(**json.loads(store.get(key)))
     except NotFound:
@@ -304,10 +304,8 @@ class Simulation:
     def _go_on(self, book: Ledger) -> None:
         """Take the run up where its log ends: open jobs, and evaluations that are missing."""
         federation = self._submission.federation
-        prefix = keys.evaluation(federation, 0).removesuffix("0.json")
-        for info in self._store.list(prefix):
-            evaluation = history.read_evaluation(self._store, info.key)
-            self.evaluations[evaluation.version] = evaluation
+        for version in history.evaluated_versions(self._store, federation):
+            self.evaluations[version] = history.read_evaluation(self._store, federation, version)
         opened: dict[Job, Manifest] = {}
         for committed in manifests.log(self._store, federation):
             manifest = committed.manifest
@@ -342,10 +340,11 @@ class Simulation:
             if not (wait or answer.done()):
                 continue
             fields = {"version": version, "at": at, "trainer": WRITER} | answer.result()["result"]
-            key = keys.evaluation(self._submission.federation, version)
+            federation = self._submission.federation
             with suppress(AlreadyExists):  # the run was interrupted right here
+                key = keys.evaluation(federation, version)
                 self._store.create(key, canonical_json(fields).encode())
-            self.evaluations[version] = history.read_evaluation(self._store, key)
+            self.evaluations[version] = history.read_evaluation(self._store, federation, version)
             del self._evaluating[version]
 
     def _reached(self) -> Evaluation | None:
