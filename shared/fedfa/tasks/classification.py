@@ -4,6 +4,7 @@
 in memory and deals them out as the spec's partition says.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedfa.tasks.base import Batch
 EVALUATION_BATCH = 500
 
 
-class Classification:
+class Classification(ABC):
     """Says what a network is, its examples and its scores; the labels are a batch's last column."""
 
     def __init__(self, spec: FederationSpec, num_examples: Mapping[str, int]) -> None:
@@ -29,17 +30,17 @@ class Classification:
         self.spec = spec
         self._num_examples = num_examples
 
+    @abstractmethod
     def network(self) -> nn.Module:
         """A new model; torch's generator is seeded by the caller."""
-        raise NotImplementedError
 
+    @abstractmethod
     def examples(self, client: str) -> Dataset[Any]:
         """The shard of a client there is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def held_out(self) -> Iterable[Batch]:
         """Everything that `evaluate` measures, in batches."""
-        raise NotImplementedError
 
     def inputs(self, examples: torch.Tensor) -> torch.Tensor:
         """What the model sees of a batch of examples: scale, normalise or augment here."""
