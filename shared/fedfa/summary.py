@@ -110,17 +110,6 @@ def summarize(history: History, *, now: float) -> Summary:
     )
 
 
-def code_of(reason: str) -> str:
-    """The lines of code that a task's own error brings along, "" without any."""
-    _, found, code = reason.partition("\n  File ")
-    return f"  File {code}" if found else ""
-
-
-def headline_of(reason: str) -> str:
-    """A reason as one line, without the lines of code that a task's own error brings along."""
-    return " ".join(reason.partition("\n  File ")[0].split())
-
-
 def waiting_for(spec: FederationSpec, seconds: float) -> str:
     hint = "; the trainers' logs say why they hand it back" if seconds > PATIENCE_SECONDS else ""
     return f"for its first model, from a trainer that has the task {spec.task.name}{hint}"

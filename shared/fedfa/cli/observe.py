@@ -16,7 +16,8 @@ from fedfa.cli.control import Folder, Id
 from fedfa.errors import FedfaError, Unavailable
 from fedfa.history import History, HistoryReader, is_over
 from fedfa.store import ObjectStore
-from fedfa.summary import Summary, headline_of, series, summarize
+from fedfa.summary import Summary, series, summarize
+from fedfa.tracebacks import first_line
 
 LOOK_SECONDS = 0.5  # between two looks at the bucket
 LINE_SECONDS = 5.0  # between two lines where there is no terminal
@@ -71,7 +72,7 @@ def watch(id: Id, json: Json = False) -> None:
 
 def say_end(summary: Summary) -> None:
     """How it ended, and why; `follow` leaves the latter to this line."""
-    console.say(f"{summary.status}: {headline_of(summary.reason)}", views.STYLES[summary.status])
+    console.say(f"{summary.status}: {first_line(summary.reason)}", views.STYLES[summary.status])
 
 
 def exit_code(history: History) -> int:
@@ -140,7 +141,7 @@ def _look(reader: HistoryReader) -> tuple[History | None, str]:
 
 def _line(history: History, trouble: str) -> str:
     summary = summarize(history, now=time.time())
-    extra = trouble or ("" if history.has_ended else headline_of(summary.reason))
+    extra = trouble or ("" if history.has_ended else first_line(summary.reason))
     return f"{views.line(summary)}  {extra}".rstrip()
 
 
@@ -186,7 +187,7 @@ def _table(overview: list[dict[str, Any]]) -> Table:
     table.add_column("submitted", no_wrap=True)
     table.add_column("reason", style="dim", no_wrap=True)
     for one in overview:
-        reason = headline_of(one["reason"])
+        reason = first_line(one["reason"])
         if one["status"] == "unreadable":
             table.add_row(one["federation"], Text("unreadable", "red"), *[""] * 6, reason)
             continue

@@ -25,7 +25,8 @@ from fedfa.simulate.simulation import Simulation, simulation
 from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore
 from fedfa.submission import slug, submitted
-from fedfa.summary import Summary, headline_of, leading_metric, summarize
+from fedfa.summary import Summary, leading_metric, summarize
+from fedfa.tracebacks import first_line
 
 LINE_SECONDS = 5.0  # between two lines where there is no terminal
 MEASURE = "measure"
@@ -251,7 +252,7 @@ def _fraction(stop: Stop, state: State, seconds: float) -> float:
 
 
 def _tell(summary: Summary, out: Path) -> None:
-    console.say(f"{summary.status}: {headline_of(summary.reason)}", views.STYLES[summary.status])
+    console.say(f"{summary.status}: {first_line(summary.reason)}", views.STYLES[summary.status])
     if summary.best is not None:
         final = f"{summary.metric} {views.measured(summary.latest)}"
         console.say(f"{final}, best {views.measured(summary.best)}", "bold")
