@@ -174,7 +174,7 @@ def test_what_waits_is_no_open_job_in_the_summary_and_in_the_list(
     summary = summarize(HistoryReader(store, "fed").refresh(), now=1010.0)
     assert (summary.open_jobs, summary.concurrency, summary.merged) == (2, 3, 1)
 
-    observe.status(json=True, folder=tmp_path)
+    observe.status(as_json=True, folder=tmp_path)
     [listed] = json.loads(capsys.readouterr().out)
     assert (listed["open_jobs"], listed["merged"]) == (2, 1)
 

@@ -46,10 +46,11 @@ Folder = Annotated[
 Id = Annotated[str, typer.Argument(metavar="ID", help="the federation", show_default=False)]
 
 
-def submit(spec: SpecFile, id: NewId = None, set: Assignments = None) -> None:
+def submit(spec: SpecFile, federation: NewId = None, assignments: Assignments = None) -> None:
     """Check a spec and start a federation of it. Prints its id."""
-    checked = specs.load(spec, assignments=set or ())
-    federation = submission.new_id(spec.stem) if id is None else submission.check_id(id)
+    checked = specs.load(spec, assignments=assignments or ())
+    if federation is None:
+        federation = submission.new_id(spec.stem)
     broker = connections.broker_settings()
     submitted = submission.submit(connections.store(), checked, federation)
     if not is_installed(checked.task.name):
@@ -63,7 +64,7 @@ def submit(spec: SpecFile, id: NewId = None, set: Assignments = None) -> None:
 
 
 def stop(
-    id: Id,
+    federation: Id,
     reason: Annotated[str, typer.Option(help="kept in the log")] = "stopped by a person",
 ) -> None:
     """Ask a federation to end with what it has."""
@@ -73,9 +74,9 @@ def stop(
         )
     broker = connections.broker_settings()
     tell_scheduler(
-        submission.request_stop(connections.store(), id, reason), broker, "asked to stop"
+        submission.request_stop(connections.store(), federation, reason), broker, "asked to stop"
     )
-    console.say(f"{id}: asked to stop; `fedfa watch {id}` shows its end")
+    console.say(f"{federation}: asked to stop; `fedfa watch {federation}` shows its end")
 
 
 def tell_scheduler(submitted: Submitted, broker: BrokerSettings, what: str) -> None:

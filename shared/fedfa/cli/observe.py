@@ -27,25 +27,25 @@ Json = Annotated[bool, typer.Option("--json", help="for scripts: JSON on stdout"
 
 
 def status(
-    id: Annotated[
+    federation: Annotated[
         str | None,
         typer.Argument(metavar="[ID]", help="one in detail; all without", show_default=False),
     ] = None,
-    json: Json = False,
+    as_json: Json = False,
     folder: Folder = None,
 ) -> None:
     """Show all federations in the bucket, or one in detail."""
     store = connections.store(folder)
-    if id is not None:
-        history = HistoryReader(store, id).refresh()
+    if federation is not None:
+        history = HistoryReader(store, federation).refresh()
         summary = summarize(history, now=time.time() if folder is None else history.at)
-        if json:
+        if as_json:
             console.print_json(summary.as_json())
         else:
             console.out.print(views.details(summary))
         return
     overview = [_brief(store, name) for name in sorted(store.folders()) if _is_id(name)]
-    if json:
+    if as_json:
         console.print_json(overview)
     elif overview:
         console.out.print(_table(overview))
@@ -53,19 +53,19 @@ def status(
         console.say(f"no federations in {store.name}; start one with `fedfa submit SPEC`")
 
 
-def watch(id: Id, json: Json = False) -> None:
+def watch(federation: Id, as_json: Json = False) -> None:
     """Follow a federation until it has ended and its last version is evaluated.
 
     Ends with 0 when it finished or was stopped, with 1 when it failed. With --json, one line of
     JSON for every change.
     """
-    reader = HistoryReader(connections.store(), id)
+    reader = HistoryReader(connections.store(), federation)
     try:
-        history = follow_as_json(reader) if json else follow(reader)
+        history = follow_as_json(reader) if as_json else follow(reader)
     except KeyboardInterrupt:
-        console.err.print(f"{id} goes on; `fedfa stop {id}` ends it")
+        console.err.print(f"{federation} goes on; `fedfa stop {federation}` ends it")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    if not json:
+    if not as_json:
         say_end(summarize(history, now=time.time()))
     raise typer.Exit(exit_code(history))
 

@@ -59,7 +59,7 @@ def make_folder(option: str, folder: Path) -> None:
 
 
 def report(
-    id: Id,
+    federation: Id,
     out: Annotated[
         Path | None, typer.Option(help="the folder; runs/ID by default", show_default=False)
     ] = None,
@@ -68,14 +68,14 @@ def report(
     """Draw quality, staleness and the trainers' work: PNGs and one HTML page."""
     from fedfa.report import write  # imports matplotlib
 
-    history = HistoryReader(connections.store(folder), id).refresh()
-    place = out or default_folder(id, folder)
+    history = HistoryReader(connections.store(folder), federation).refresh()
+    place = out or default_folder(federation, folder)
     with writing("--out", place):
         console.say(f"report: {write(history, place)}")
 
 
 def export(
-    id: Id,
+    federation: Id,
     version: Annotated[
         int | None,
         typer.Option(min=0, help="the final or the newest one by default", show_default=False),
@@ -88,8 +88,8 @@ def export(
     folder: Folder = None,
 ) -> None:
     """Write a model as a safetensors file that any framework loads without FedFa."""
-    path = out or default_folder(id, folder) / "model.safetensors"
-    stored = exports.stored(connections.store(folder), id, version)
+    path = out or default_folder(federation, folder) / "model.safetensors"
+    stored = exports.stored(connections.store(folder), federation, version)
     console.say(_write_model(stored, path))
     if pretrained:
         allowed = os.environ.get(TASK_ALLOW, "").split(",")
@@ -159,15 +159,15 @@ class Confirmed:
         return f"not verified after {done}: {self.mismatch}"
 
 
-def verify(id: Id, json: Json = False, folder: Folder = None) -> None:
+def verify(federation: Id, as_json: Json = False, folder: Folder = None) -> None:
     """Merge a federation's stored updates again and compare every model bit for bit.
 
     Checks the whole chain of manifests. Where old files were deleted by the federation's
     retention, models are compared from the oldest one that still has all that made it.
     Ends with 1 where something differs.
     """
-    confirmed = verify_with_progress(connections.store(folder), id)
-    if json:
+    confirmed = verify_with_progress(connections.store(folder), federation)
+    if as_json:
         console.print_json(asdict(confirmed))
     else:
         console.say(confirmed.text, "green" if confirmed.mismatch is None else "bold red")

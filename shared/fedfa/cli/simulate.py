@@ -48,11 +48,11 @@ def simulate(
         Path | None,
         typer.Argument(metavar="[SPEC]", help="the federation's YAML file", show_default=False),
     ] = None,
-    id: Annotated[
+    federation: Annotated[
         str | None,
         typer.Option("--id", help="name it; by default after the file", show_default=False),
     ] = None,
-    set: Assignments = None,
+    assignments: Assignments = None,
     out: Annotated[Path, typer.Option(help="the folder for runs; this one goes to OUT/ID")] = Path(
         "runs"
     ),
@@ -77,7 +77,7 @@ def simulate(
             show_default=False,
         ),
     ] = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Run a federation on a virtual clock: same core, tasks and log, no broker, no bucket.
 
@@ -85,20 +85,21 @@ def simulate(
     goes on. The run is a folder: `fedfa report ID --in OUT`, and export, status and verify alike.
     """
     if like is not None:
-        if spec is not None or set or id is not None:
+        if spec is not None or assignments or federation is not None:
             raise InvalidSpec("--like: the run brings its own spec and id; give no others")
         if bound or step_seconds != NO_TIME:
             raise InvalidSpec(
                 "--like: the recorded run says when everything happened, and evaluations are not "
                 "repeated; give no --step-seconds and no --bound"
             )
-        _repeat(like, out, workers=workers, threads=threads, json=json)
+        _repeat(like, out, workers=workers, threads=threads, as_json=as_json)
         return
     if spec is None:
         raise InvalidSpec("SPEC: give a spec's file, or --like RUN")
-    checked = specs.load(spec, assignments=set or ())
+    checked = specs.load(spec, assignments=assignments or ())
     control.check_task(checked)
-    federation = slug(spec.stem) if id is None else id
+    if federation is None:
+        federation = slug(spec.stem)
     results.make_folder("--out", out)
     try:
         with simulation(
@@ -111,7 +112,7 @@ def simulate(
             with_gradient=bound,
             task_allow=control.allowed_modules(checked),
         ) as running:
-            if not json:
+            if not as_json:
                 console.say(f"{federation}: {control.describe(checked)}, on a virtual clock")
             follow(running, checked, federation)
     except KeyboardInterrupt:
@@ -124,7 +125,7 @@ def simulate(
             "--bound: fewer than two versions have a measured gradient; evaluate more often"
         )
     summary = summarize(history, now=history.at)
-    if json:
+    if as_json:
         rate = {"bound": None if compared is None else asdict(compared)} if bound else {}
         console.print_json(summary.as_json() | rate)
     else:
@@ -162,7 +163,7 @@ def _tell_bound(compared: bounds.Bound) -> None:
     )
 
 
-def _repeat(like: str, out: Path, *, workers: int | None, threads: int, json: bool) -> None:
+def _repeat(like: str, out: Path, *, workers: int | None, threads: int, as_json: bool) -> None:
     source, federation = connections.find_run(like)
     if Path(like).resolve() == (out / federation).resolve():
         raise InvalidSpec(f"--out {out}: that is where the recorded run lies; choose another place")
@@ -191,7 +192,7 @@ def _repeat(like: str, out: Path, *, workers: int | None, threads: int, json: bo
     except KeyboardInterrupt:
         console.error(f"{federation}: interrupted; the same command goes on from here")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    if json:
+    if as_json:
         fields = {"federation": federation, "manifests": n + 1, "version": version}
         console.print_json(fields | {"mismatch": mismatch})
     elif mismatch is None:
