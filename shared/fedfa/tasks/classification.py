@@ -6,18 +6,17 @@ in memory and deals them out as the spec's partition says.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from fedfa.errors import InvalidData
 from fedfa.partition import Indices, split
 from fedfa.randomness import prf
 from fedfa.spec import FederationSpec
-from fedfa.tasks.base import Batch
+from fedfa.tasks.base import Batch, Shard
 
 EVALUATION_BATCH = 500
 
@@ -35,7 +34,7 @@ class Classification(ABC):
         """A new model; torch's generator is seeded by the caller."""
 
     @abstractmethod
-    def examples(self, client: str) -> Dataset[Any]:
+    def examples(self, client: str) -> Shard:
         """The shard of a client there is."""
 
     @abstractmethod
@@ -59,7 +58,7 @@ class Classification(ABC):
     def clients(self) -> Mapping[str, int]:
         return self._num_examples
 
-    def shard(self, client: str) -> Dataset[Any]:
+    def shard(self, client: str) -> Shard:
         if client not in self._num_examples:
             raise InvalidData(f"{client}: no such client, there are {len(self._num_examples)}")
         return self.examples(client)
