@@ -64,9 +64,7 @@ class Flight:
     answer: "Future[Answer]"
 
 
-def submit(
-    store: DirectoryStore, spec: FederationSpec, federation: str, *, created_at: float
-) -> Submitted:
+def submit(store: DirectoryStore, spec: FederationSpec, federation: str) -> Submitted:
     """Create spec.json, or find the same one there: then the run goes on.
 
     Its uid follows from the spec, so that two runs of one spec write the same bytes.
@@ -75,7 +73,7 @@ def submit(
     submission = Submitted(
         federation=check_id(federation),
         uid=sha256(fields.encode())[:32],
-        created_at=created_at,
+        created_at=0.0,  # where the virtual clock starts
         spec=spec,
     )
     body = submission.model_dump_json(by_alias=True).encode()
@@ -127,19 +125,17 @@ def simulation(
     num_workers: int | None = None,
     threads: int = 1,
     step_seconds: float | None = 0.0,
-    created_at: float = 0.0,
     with_gradient: bool = False,
     task_allow: Sequence[str] = (),
 ) -> "Iterator[Simulation]":
     """A federation in folder `root`, begun or taken up again, with its workers.
 
-    num_workers None: one for each core that can be used. step_seconds None: measured. created_at
-    is the unix time at which the virtual clock starts.
+    num_workers None: one for each core that can be used. step_seconds None: measured.
     """
     store = DirectoryStore(root)
     number = min(num_workers or usable_cores(), spec.concurrency)
     workers = Workers(root, federation, number=number, threads=threads, task_allow=task_allow)
-    submission = submit(store, spec, federation, created_at=created_at)
+    submission = submit(store, spec, federation)
     with workers:
         clock = clock_of(store, federation, workers, step_seconds=step_seconds, threads=threads)
         yield Simulation(store, submission, workers, clock, with_gradient=with_gradient)
