@@ -1,6 +1,5 @@
 """`fedfa submit` and `fedfa stop`: what changes a federation from outside."""
 
-import os
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +15,6 @@ from fedfa.rule_choices import FedAsync, FedAvg
 from fedfa.sections import Stop
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FederationSpec, Submitted
-
-TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
 
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="the federation's YAML file", show_default=False)
@@ -110,8 +107,7 @@ def check_task(spec: FederationSpec) -> None:
 def allowed_modules(spec: FederationSpec) -> list[str]:
     """The modules that tasks may be imported from here: what the user allowed or the spec names."""
     module, is_module, _ = spec.task.name.partition(":")
-    allowed = os.environ.get(TASK_ALLOW, "").split(",")
-    return [*filter(None, allowed), *([module] if is_module else [])]
+    return [*connections.task_allow(), *([module] if is_module else [])]
 
 
 def describe(spec: FederationSpec) -> str:

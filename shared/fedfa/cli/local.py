@@ -1,7 +1,6 @@
 """`fedfa local run` and `fedfa local up`: everything on this machine, nothing to install first."""
 
 import json
-import os
 import shlex
 import signal
 import threading
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedfa import connections, submission
 from fedfa import spec as specs
-from fedfa import submission
 from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments, NewId, SpecFile
 from fedfa.history import History, HistoryReader
@@ -136,7 +135,7 @@ def up(
         data,
         trainers=trainers,
         jobs_per_trainer=jobs_per_trainer,
-        task_allow=os.environ.get(control.TASK_ALLOW, ""),
+        task_allow=",".join(connections.task_allow()),
     )
     with stack:
         _show_dashboard(stack, open_browser=open_browser)

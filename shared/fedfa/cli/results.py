@@ -1,6 +1,5 @@
 """`fedfa report`, `fedfa export`, `fedfa verify`: what came of a federation."""
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedfa import connections, exports, manifests, replay
 from fedfa.canonical import sha256
 from fedfa.cli import console
-from fedfa.cli.control import TASK_ALLOW, Folder, Id
+from fedfa.cli.control import Folder, Id
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidInput, Misconfigured, NotFound
 from fedfa.events import Merged
@@ -92,8 +91,7 @@ def export(
     stored = exports.stored(connections.store(folder), federation, version)
     console.say(_write_model(stored, path))
     if pretrained:
-        allowed = os.environ.get(TASK_ALLOW, "").split(",")
-        console.say(_write_pretrained(stored, path.parent / "pretrained", allowed))
+        console.say(_write_pretrained(stored, path.parent / "pretrained", connections.task_allow()))
 
 
 def export_model(store: ObjectStore, federation: str, version: int | None, path: Path) -> str:

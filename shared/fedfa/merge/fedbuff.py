@@ -1,14 +1,12 @@
 """FedBuff: semi-asynchronous; every K updates make one step, and the buffer empties."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from fedfa.merge.combine import Combination, Merge
 from fedfa.merge.entry import Entry
 from fedfa.merge.fednova import Weigh
 from fedfa.merge.staleness import Staleness
-
-Refill = Literal["at_once", "at_flush"]
+from fedfa.rule_choices import Refill
 
 
 def fedbuff(

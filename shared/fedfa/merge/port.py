@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from fedfa.merge.combine import Combination, Merge
 from fedfa.merge.entry import Entry
-from fedfa.merge.fedbuff import Refill, flushed, waits
+from fedfa.merge.fedbuff import flushed, waits
+from fedfa.rule_choices import Refill
 
 
 def port(

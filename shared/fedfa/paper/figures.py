@@ -1,6 +1,5 @@
 """Figures 1 to 6 as PNG, in the report's style."""
 
-import io
 from collections.abc import Callable
 
 import matplotlib as mpl
@@ -14,7 +13,7 @@ from fedfa.paper.plan import COMBINED, PARADIGMS, VARIANTS, Part, Plan
 from fedfa.paper.profiles import METHOD, METHODS
 from fedfa.paper.tables import VARIANT, Outcomes, Targets
 from fedfa.partition import split
-from fedfa.report.figures import GREY, STYLE
+from fedfa.report.figures import GREY, STYLE, png
 from fedfa.sections import Dirichlet
 
 COLOURS = (  # Okabe and Ito's, which the colour-blind can tell apart; wine for their pale yellow
@@ -45,9 +44,7 @@ def draw(part: Part, plan: Plan, outcomes: Outcomes, targets: Targets) -> bytes:
                 figure = _combined(plan, outcomes)
             case _:
                 raise ValueError(part)
-        png = io.BytesIO()
-        figure.savefig(png, format="png")
-        return png.getvalue()
+        return png(figure)
 
 
 def _figure(number: int, *, columns: int = 2, height: float = 3.6) -> tuple[Figure, list[Axes]]:

@@ -130,11 +130,16 @@ def utilisation(rows: Iterable[Row], end: float) -> dict[str, float]:
     }
 
 
+def png(figure: Figure, **options: Any) -> bytes:
+    """The figure as a file. Call it in the style that it was drawn in."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", facecolor="white", **options)
+    return image.getvalue()
+
+
 def _render(draw: Callable[[History], Figure], history: History) -> bytes:
     with mpl.rc_context(STYLE):
-        image = io.BytesIO()
-        draw(history).savefig(image, format="png", bbox_inches="tight", facecolor="white")
-    return image.getvalue()
+        return png(draw(history), bbox_inches="tight")
 
 
 def _quality(history: History) -> Figure:
