@@ -11,29 +11,19 @@ collected stay within what the retention settings allow. Then the log is verifie
 """
 
 import argparse
-import os
 import random
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 from fleet import Fleet
+from stage import AGGREGATOR, Stage
 
 from fedfa import keys, manifests, retention, submission
 from fedfa.broker import Consumer, Publisher
-from fedfa.local.processes import ServerProcess
-from fedfa.local.rabbitmq import RabbitMQ
-from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.manifests import Manifest
 from fedfa.replay import verify
-from fedfa.s3 import S3Store
 from fedfa.sections import KeepBounded
-from fedfa.settings import BrokerSettings
 from fedfa.spec import FederationSpec, Submitted, parse
 from fedfa.topology import BROADCAST_QUEUE
 from fedfa_aggregator.views import window_size
@@ -93,22 +83,13 @@ HEADING = (
 class Aggregator:
     """The process under test, and the most memory that each of its lives needed."""
 
-    def __init__(self, broker: BrokerSettings, s3: SeaweedFS, folder: Path) -> None:
-        self._environment = {
-            **os.environ,
-            "FEDFA_AMQP_URL": broker.url.get_secret_value(),
-            "FEDFA_S3_ENDPOINT": s3.endpoint,
-            "FEDFA_S3_BUCKET": s3.bucket,
-            "FEDFA_S3_ACCESS_KEY": s3.access_key,
-            "FEDFA_S3_SECRET_KEY": s3.secret_key,
-        }
-        self._log = folder / "aggregator.log"
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
         self.peaks: list[float] = []
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "fedfa_aggregator"]
-        self._process = ServerProcess("aggregator", command, log=self._log, env=self._environment)
+        self._process = self._stage.start(AGGREGATOR)
         self.peaks.append(0.0)
 
     def resident_mib(self) -> float:
@@ -122,9 +103,6 @@ class Aggregator:
     def kill(self) -> None:
         self._process.kill()
         self.start()
-
-    def stop(self) -> None:
-        self._process.stop()
 
 
 def run(fleet: Fleet, aggregator: Aggregator, *, kill_every: float | None) -> list[Row]:
@@ -191,8 +169,7 @@ def check(name: str, is_true: bool, text: str) -> bool:
 
 
 def soak(
-    store: S3Store,
-    broker: BrokerSettings,
+    stage: Stage,
     aggregator: Aggregator,
     *,
     merges: int,
@@ -200,9 +177,10 @@ def soak(
     seed: int,
 ) -> tuple[list[Row], bool]:
     federation = "calm" if kill_every is None else "killed"
+    store = stage.store
     submitted = submission.submit(store, spec(merges), federation)
-    publisher = Publisher(broker, name=federation)
-    broadcast = Consumer(broker, [(BROADCAST_QUEUE, 100)], name=federation)
+    publisher = Publisher(stage.broker, name=federation)
+    broadcast = Consumer(stage.broker, [(BROADCAST_QUEUE, 100)], name=federation)
     fleet = Fleet(store, publisher, broadcast, submitted, random.Random(seed))
     try:
         rows = run(fleet, aggregator, kill_every=kill_every)
@@ -235,18 +213,6 @@ def soak(
     return rows, good
 
 
-@contextmanager
-def servers(folder: Path) -> Iterator[tuple[BrokerSettings, SeaweedFS]]:
-    rabbitmq, s3 = RabbitMQ(folder / "rabbitmq"), SeaweedFS(folder / "s3")
-    try:
-        rabbitmq.start()
-        s3.start()
-        yield BrokerSettings.model_validate({"url": rabbitmq.url}), s3
-    finally:
-        rabbitmq.stop()
-        s3.stop()
-
-
 def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -255,42 +221,34 @@ def main() -> None:
     arguments.add_argument("--kill-every", type=float, default=None, metavar="SECONDS")
     arguments.add_argument("--seed", type=int, default=1)
     given = arguments.parse_args()
-    with tempfile.TemporaryDirectory(prefix="fedfa-soak-") as name, servers(Path(name)) as started:
-        broker, s3 = started
-        store = S3Store(s3.settings())
-        aggregator = Aggregator(broker, s3, Path(name))
-        try:
-            rows, good = soak(
-                store, broker, aggregator, merges=given.merges, kill_every=None, seed=given.seed
+    with Stage() as stage:
+        aggregator = Aggregator(stage)
+        rows, good = soak(stage, aggregator, merges=given.merges, kill_every=None, seed=given.seed)
+        base = next((row for row in rows if row.merges >= BASELINE_AT), rows[-1])
+        growth = rows[-1].resident_mib / base.resident_mib - 1
+        good &= check(
+            "memory",
+            abs(growth) <= 0.05,
+            f"{base.resident_mib:.1f} MiB at {base.merges} merges, "
+            f"{rows[-1].resident_mib:.1f} at {rows[-1].merges}: {growth:+.1%}",
+        )
+        if given.kill_every is not None:
+            aggregator.peaks.clear()
+            aggregator.kill()
+            _, killed_good = soak(
+                stage,
+                aggregator,
+                merges=given.merges,
+                kill_every=given.kill_every,
+                seed=given.seed,
             )
-            base = next((row for row in rows if row.merges >= BASELINE_AT), rows[-1])
-            growth = rows[-1].resident_mib / base.resident_mib - 1
+            peak = max(aggregator.peaks)
+            good &= killed_good
             good &= check(
-                "memory",
-                abs(growth) <= 0.05,
-                f"{base.resident_mib:.1f} MiB at {base.merges} merges, "
-                f"{rows[-1].resident_mib:.1f} at {rows[-1].merges}: {growth:+.1%}",
+                "memory with kills",
+                peak <= 1.1 * base.resident_mib,
+                f"{len(aggregator.peaks)} processes, at most {peak:.1f} MiB",
             )
-            if given.kill_every is not None:
-                aggregator.peaks.clear()
-                aggregator.kill()
-                _, killed_good = soak(
-                    store,
-                    broker,
-                    aggregator,
-                    merges=given.merges,
-                    kill_every=given.kill_every,
-                    seed=given.seed,
-                )
-                peak = max(aggregator.peaks)
-                good &= killed_good
-                good &= check(
-                    "memory with kills",
-                    peak <= 1.1 * base.resident_mib,
-                    f"{len(aggregator.peaks)} processes, at most {peak:.1f} MiB",
-                )
-        finally:
-            aggregator.stop()
     raise SystemExit(0 if good else 1)
 
 
