@@ -6,9 +6,11 @@ as int64. Merging works on the flat arrays; names are only slices of them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -60,13 +62,17 @@ class Template:
     tensors: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
-        order = [_KIND_ORDER[tensor.kind] for tensor in self.tensors]
-        if order != sorted(order):
-            raise InvalidTensors("template: tensors are not ordered parameter, buffer, integer")
-        if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
-            raise InvalidTensors("template: two tensors have the same name")
         if not self.num_parameters:
             raise InvalidTensors("template: no float parameter to train")
+        for before, after in pairwise(self.tensors):
+            if _KIND_ORDER[before.kind] > _KIND_ORDER[after.kind]:
+                raise InvalidTensors(
+                    f"template: {after.name}, a {after.kind}, comes after {before.name}, a "
+                    f"{before.kind}; the order is {', '.join(_KIND_ORDER)}"
+                )
+        name, count = Counter(tensor.name for tensor in self.tensors).most_common(1)[0]
+        if count > 1:
+            raise InvalidTensors(f"template: {count} tensors have the name {name}")
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> "Template":
