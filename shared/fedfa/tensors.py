@@ -67,8 +67,8 @@ class Template:
         for before, after in pairwise(self.tensors):
             if _KIND_ORDER[before.kind] > _KIND_ORDER[after.kind]:
                 raise InvalidTensors(
-                    f"template: {after.name}, a {after.kind}, comes after {before.name}, a "
-                    f"{before.kind}; the order is {', '.join(_KIND_ORDER)}"
+                    f"template: {after.name} ({after.kind}) comes after {before.name} "
+                    f"({before.kind}); the order is {', '.join(_KIND_ORDER)}"
                 )
         name, count = Counter(tensor.name for tensor in self.tensors).most_common(1)[0]
         if count > 1:

@@ -17,8 +17,11 @@ def test_a_template_without_trainable_floats_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kinds", "complaint"),
     [
-        (["integer", "parameter"], "t1, a parameter, comes after t0, a integer; the order is para"),
-        (["buffer", "parameter"], "t1, a parameter, comes after t0, a buffer"),
+        (
+            ["integer", "parameter"],
+            r"t1 \(parameter\) comes after t0 \(integer\); the order is param",
+        ),
+        (["buffer", "parameter"], r"t1 \(parameter\) comes after t0 \(buffer\)"),
     ],
 )
 def test_a_template_out_of_order_is_refused(kinds: list[Kind], complaint: str) -> None:

@@ -131,6 +131,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The runs of a profile. seeds: how many of them, from 0 up, where a part has several."""
+
     profile: Profile
     rates: Rates
     seeds: int
