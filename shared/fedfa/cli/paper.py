@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 import typer
 import yaml
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedfa.cli import EXIT_INTERRUPTED, console, results, views
 from fedfa.errors import InvalidInput
@@ -121,16 +120,8 @@ def _make(folder: Path, runs: Sequence[Run], at_once: int) -> None:
     console.say(f"{len(runs)} runs, {len(waiting)} of them to be made, {at_once} at once")
     if not waiting:
         return
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeRemainingColumn(),
-        console=console.err,
-        disable=not console.is_screen(console.err),
-    )
     began = time.monotonic()
-    with bar:
+    with console.progress() as bar:
         task = bar.add_task("client updates", total=1.0)
         for progress in runner.make(folder, waiting, num_at_once=at_once):
             done = progress.updates / progress.total

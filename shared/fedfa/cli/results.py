@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
 from fedfa import connections, exports, manifests, replay
 from fedfa.canonical import sha256
@@ -178,19 +178,9 @@ def verify_with_progress(store: ObjectStore, federation: str) -> Confirmed:
     newest = manifests.newest(store, federation)
     if newest is None:
         raise NotFound(f"{federation}: no manifest 0 yet, nothing to verify")
-    bar = Progress(
-        TextColumn("verify"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("manifests"),
-        TimeRemainingColumn(),
-        console=console.err,
-        transient=True,
-        disable=not console.is_screen(console.err),
-    )
     confirmed = Confirmed(federation, 0, None, 0, 0, 0, None)
-    with bar:
-        task = bar.add_task("", total=newest.manifest.n + 1)
+    with console.progress(MofNCompleteColumn()) as bar:
+        task = bar.add_task("verify manifests", total=newest.manifest.n + 1)
         for confirmed in confirm(store, federation):
             bar.update(task, completed=confirmed.manifests)
     return confirmed

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedfa import bound as bounds
@@ -182,7 +181,7 @@ def _repeat(like: str, out: Path, *, workers: int | None, threads: int, as_json:
     )
     n, version, mismatch = -1, 0, None
     try:
-        with _bar() as bar:
+        with console.progress() as bar:
             task = bar.add_task(f"{federation} again", total=newest.manifest.n + 1)
             for book in again:
                 n, version = book.head.manifest.n, book.state.version
@@ -207,7 +206,7 @@ def follow(running: Simulation, spec: FederationSpec, federation: str) -> None:
     """Run it, with a bar on a terminal and else a line from time to time, on stderr."""
     began = printed_at = time.monotonic()
     begun_with: float | None = None
-    with _bar() as bar:
+    with console.progress() as bar:
         task = bar.add_task(federation, total=1.0)
         for book in running.run():
             now, seconds = time.monotonic(), book.head.manifest.at - running.created_at
@@ -219,18 +218,6 @@ def follow(running: Simulation, spec: FederationSpec, federation: str) -> None:
                 printed_at, gained = now, done - begun_with
                 eta = (now - began) * (1 - done) / gained if gained > 0 else None
                 console.err.print(f"{text}  eta {views.duration(eta)}", soft_wrap=True)
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeRemainingColumn(),
-        console=console.err,
-        transient=True,
-        disable=not console.is_screen(console.err),
-    )
 
 
 def _line(running: Simulation, state: State, seconds: float) -> str:
