@@ -163,11 +163,14 @@ def leading_metric(stop: Stop, evaluations: Iterable[Evaluation]) -> str | None:
 
 def series(history: History, metric: str) -> list[Measured]:
     """A metric over the versions that have it."""
-    start = history.submission.created_at
+    return measurements(history.evaluations, metric, since=history.submission.created_at)
+
+
+def measurements(evaluations: Iterable[Evaluation], metric: str, *, since: float) -> list[Measured]:
     return [
-        Measured(evaluation.version, evaluation.metrics[metric], evaluation.at - start)
-        for evaluation in history.evaluations
-        if metric in evaluation.metrics
+        Measured(each.version, each.metrics[metric], each.at - since)
+        for each in evaluations
+        if metric in each.metrics
     ]
 
 
