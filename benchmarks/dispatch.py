@@ -12,11 +12,11 @@ messages through the same broker and one 0.15 MB object written to the same buck
 import time
 from collections.abc import Iterator
 
-from measure import template
+from measure import percentile, template
 from played import Played, numbers
 from results import Group, options, write
 from stage import AGGREGATOR, SCHEDULER, Stage, received, wait
-from trainers import Trainers, percentile
+from trainers import Trainers
 
 from fedfa import submission
 from fedfa.canonical import sha256

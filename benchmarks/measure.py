@@ -26,6 +26,11 @@ def interleaved(
     return samples
 
 
+def percentile(samples: list[float], share: float) -> float:
+    """The sample below which this share of them lies."""
+    return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]
+
+
 def machine() -> dict[str, object]:
     """Where these results are from, and how busy it was: without that they say little."""
     text = Path("/proc/cpuinfo").read_text()

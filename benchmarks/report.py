@@ -7,7 +7,6 @@ python benchmarks/report.py --compare OLD NEW       medians of NEW over those of
 
 import argparse
 import ast
-import io
 import re
 import sys
 import textwrap
@@ -18,7 +17,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 from results import FOLDER, Curves, Group, benchmarks, read, table
 
-from fedfa.report.figures import STYLE
+from fedfa.report.figures import STYLE, png
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
@@ -106,9 +105,7 @@ def drawn(title: str, curves: Curves) -> bytes:
         for label, points in curves.lines.items():
             axes.plot(*zip(*points, strict=True), label=label)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-        buffer = io.BytesIO()
-        canvas.savefig(buffer, format="png")
-        return buffer.getvalue()
+        return png(canvas)
 
 
 def comparison(old: Path, new: Path) -> str:

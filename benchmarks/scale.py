@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -64,16 +65,11 @@ def main() -> None:
         with Stage() as stage:
             dimensions: dict[str, Mapping[str, Callable[[], Played]]] = {
                 "the model": {
-                    f"{4 * n / 1e6:g} MB": lambda n=n: new(stage, num_floats=n)  # type: ignore[misc]
-                    for n in given.floats
+                    f"{4 * n / 1e6:g} MB": partial(new, stage, num_floats=n) for n in given.floats
                 },
-                "the window": {
-                    f"K = {n}": lambda n=n: new(stage, window=n)  # type: ignore[misc]
-                    for n in given.windows
-                },
+                "the window": {f"K = {n}": partial(new, stage, window=n) for n in given.windows},
                 "the clients": {
-                    f"{n:,} clients": lambda n=n: new(stage, num_clients=n)  # type: ignore[misc]
-                    for n in given.clients
+                    f"{n:,} clients": partial(new, stage, num_clients=n) for n in given.clients
                 },
             }
             for title, cases in dimensions.items():

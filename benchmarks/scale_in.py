@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from measure import check
@@ -111,8 +112,7 @@ def replace_half(stack: LocalStack, draw: random.Random) -> None:
         stack.restart(name)
     for name in names:
         stack.processes[name].wait_until(
-            lambda name=name: bool((get(stack, name, "/readyz") or {}).get("ready")),  # type: ignore[misc]
-            timeout_seconds=BIRTH_SECONDS,
+            partial(is_ready, stack, name), timeout_seconds=BIRTH_SECONDS
         )
 
 
@@ -170,6 +170,10 @@ def get(stack: LocalStack, name: str, path: str) -> Any:
         return json.loads(text(stack, name, path))
     except OSError:
         return None
+
+
+def is_ready(stack: LocalStack, name: str) -> bool:
+    return bool((get(stack, name, "/readyz") or {}).get("ready"))
 
 
 def text(stack: LocalStack, name: str, path: str) -> str:

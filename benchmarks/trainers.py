@@ -107,8 +107,3 @@ class Trainers:
         store.put(keys.evaluation(job.federation, job.version), canonical_json(fields).encode())
         ready = EvalReady(federation=job.federation, uid=job.uid, version=job.version)
         self._publisher.publish(ready, EVENTS)
-
-
-def percentile(samples: list[float], share: float) -> float:
-    """The sample below which this share of them lies."""
-    return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]

@@ -21,6 +21,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,10 @@ class Trial:
         self._play()
         name = self._submit(SPEC)
         for component in COMPONENTS:
-            before = self._num_decided(name)
+            wanted = self._num_decided(name) + 4
             self._kill(component)
             await_true(
-                lambda: self._num_decided(name) >= before + 4,  # noqa: B023 # called at once
+                partial(self._has_decided, name, wanted),
                 f"no merge after {component} was killed",
             )
         self._cli("stop", name)
@@ -231,7 +232,7 @@ class Trial:
         self._cleanup.callback(podman, "kube", "down", str(play))
         self._cleanup.push(self._show_logs)
         for component in COMPONENTS:
-            await_true(lambda: self._is_ready(component), f"{component} is not ready")  # noqa: B023
+            await_true(partial(self._is_ready, component), f"{component} is not ready")
         print("ready:", ", ".join(COMPONENTS))
 
     def _adapt(self, pod: dict[str, Any], component: str) -> None:
@@ -342,6 +343,9 @@ class Trial:
     def _held(self, component: str) -> list[dict[str, Any]]:
         held: list[dict[str, Any]] = json.loads(self._get(component, "/jobs"))
         return held
+
+    def _has_decided(self, federation: str, number: int) -> bool:
+        return self._num_decided(federation) >= number
 
     def _num_decided(self, federation: str) -> int:
         try:

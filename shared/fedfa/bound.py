@@ -9,6 +9,7 @@ variances, first loss) are unknown, so only the fall is compared, not the level.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import linear_regression
 
 from fedfa.history import History
 
@@ -58,7 +59,9 @@ def compare(history: History) -> Bound | None:
     staleness = [row.staleness for row in history.merged if row.staleness is not None]
     return Bound(
         lines=tuple(_thinned(lines)),
-        slope=_slope([(math.log(version), math.log(mean)) for version, mean in means]),
+        slope=linear_regression(
+            [math.log(version) for version, _ in means], [math.log(mean) for _, mean in means]
+        ).slope,
         staleness_mean=sum(staleness) / len(staleness),
         staleness_max=max(staleness),
     )
@@ -72,11 +75,3 @@ def _thinned(lines: Sequence[Line]) -> list[Line]:
         if not chosen or line.version >= chosen[-1].version * ratio:
             chosen.append(line)
     return [*chosen[: MOST_LINES - 1], lines[-1]]
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the least-squares line."""
-    x_mean = math.fsum(x for x, _ in points) / len(points)
-    y_mean = math.fsum(y for _, y in points) / len(points)
-    above = math.fsum((x - x_mean) * (y - y_mean) for x, y in points)
-    return above / math.fsum((x - x_mean) ** 2 for x, _ in points)

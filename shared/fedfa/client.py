@@ -4,7 +4,6 @@ Broker and bucket are those of the environment, as for the command line; a folde
 may stand in for the bucket. Nothing here imports torch.
 """
 
-import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import pandas
 
 LOOK_SECONDS = 0.5  # between two looks at the bucket
-TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
 
 Spec = FederationSpec | Mapping[str, Any] | str | Path
 
@@ -119,8 +117,7 @@ class Federation:
         file = Path("runs") / self.id / "model.safetensors" if path is None else Path(path)
         exports.write_model(stored, file)
         if pretrained is not None:
-            allowed = os.environ.get(TASK_ALLOW, "").split(",")
-            exports.write_pretrained(stored, Path(pretrained), allowed)
+            exports.write_pretrained(stored, Path(pretrained), connections.task_allow())
         return file
 
     def decisions(self) -> "pandas.DataFrame":

@@ -9,7 +9,7 @@ from fedfa.errors import InvalidInput
 from fedfa.history import History
 from fedfa.rule_choices import FedAsync, FedAvg
 from fedfa.spec import FederationSpec
-from fedfa.summary import LOWER_IS_BETTER, Measured, headline, series, summarize
+from fedfa.summary import Measured, best_of, goodness, headline, series, summarize
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Compared:
     """One federation's line. window and staleness_mean are None where there is none.
 
     metric: the one that all of them have, in `latest` and `best`. reached_seconds: since
-    submission, until it was as good as the worst of the others' best; None without a metric.
+    submission, until it was as good as Comparison.level; None without a metric.
     """
 
     federation: str
@@ -55,13 +55,12 @@ class Comparison:
             raise InvalidInput("compare: no run; name at least one")
         metric = _common_metric(histories)
         curves = [series(history, metric) if metric else [] for history in histories]
-        best = [_best(curve, metric) for curve in curves]
-        known = [value for value in best if value is not None]
-        sign = -1 if metric in LOWER_IS_BETTER else 1
-        level = sign * min(sign * value for value in known) if known else None
+        best = [best_of(curve, metric) for curve in curves]
+        values = [one.value for one in best if one is not None]
+        level = min(values, key=lambda value: goodness(metric, value), default=None)
         lines = [
-            _line(history, metric, curve, value, level)
-            for history, curve, value in zip(histories, curves, best, strict=True)
+            _line(history, metric, curve, one, level)
+            for history, curve, one in zip(histories, curves, best, strict=True)
         ]
         return Comparison(tuple(lines), metric, level, tuple(histories))
 
@@ -120,7 +119,7 @@ def _line(
     history: History,
     metric: str | None,
     curve: Sequence[Measured],
-    best: float | None,
+    best: Measured | None,
     level: float | None,
 ) -> Compared:
     spec, summary = history.submission.spec, summarize(history, now=history.at)
@@ -137,7 +136,7 @@ def _line(
         staleness_mean=summary.staleness_mean,
         metric=metric,
         latest=curve[-1].value if curve else None,
-        best=best,
+        best=best.value if best else None,
         reached_seconds=_reached(curve, metric, level),
     )
 
@@ -158,15 +157,8 @@ def _common_metric(histories: Sequence[History]) -> str | None:
     return first if first in common else min(common, default=None)
 
 
-def _best(curve: Sequence[Measured], metric: str | None) -> float | None:
-    values = [one.value for one in curve]
-    if not values:
-        return None
-    return min(values) if metric in LOWER_IS_BETTER else max(values)
-
-
 def _reached(curve: Sequence[Measured], metric: str | None, level: float | None) -> float | None:
     if level is None:
         return None
-    sign = -1 if metric in LOWER_IS_BETTER else 1
-    return next((one.seconds for one in curve if sign * one.value >= sign * level), None)
+    wanted = goodness(metric, level)
+    return next((one.seconds for one in curve if goodness(metric, one.value) >= wanted), None)

@@ -4,12 +4,13 @@ Fencing rests on `ObjectStore.create` alone, and several S3 servers accept a con
 and ignore the condition, or check it without a lock. The answer is kept in the store for a day.
 """
 
-import json
 import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedfa.errors import AlreadyExists, Misconfigured, NotFound
 from fedfa.store import ObjectStore
@@ -24,6 +25,15 @@ REMEDY = (
     "SeaweedFS >= 4.29, or a recent MinIO or Ceph (>= 20.2.1); if this is one of them, look for a "
     "proxy or gateway that drops the header"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    store: str
+    passed_at: float  # unix seconds
+
+
+_passed: TypeAdapter[_Passed] = TypeAdapter(_Passed)
 
 
 def probe(store: ObjectStore, *, now: Callable[[], float], afresh: bool = False) -> None:
@@ -42,16 +52,15 @@ def probe(store: ObjectStore, *, now: Callable[[], float], afresh: bool = False)
     finally:
         for key in keys:
             store.delete(key)
-    store.put(PASSED, json.dumps({"store": store.name, "passed_at": now()}).encode())
+    store.put(PASSED, _passed.dump_json(_Passed(store.name, now())))
 
 
 def _passed_lately(store: ObjectStore, now: float) -> bool:
     try:
-        passed: Any = json.loads(store.get(PASSED))
-        is_fresh = 0 <= now - passed["passed_at"] < VALID_SECONDS
-        return is_fresh and bool(passed["store"] == store.name)
-    except (NotFound, ValueError, KeyError, TypeError):
+        passed = _passed.validate_json(store.get(PASSED))
+    except (NotFound, ValidationError):
         return False
+    return passed.store == store.name and 0 <= now - passed.passed_at < VALID_SECONDS
 
 
 def _check_create(store: ObjectStore, key: str) -> None:

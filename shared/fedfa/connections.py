@@ -1,5 +1,6 @@
 """The broker and the bucket that the environment names, for whatever a person waits for."""
 
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,11 @@ def store_settings(**given: str) -> StoreSettings:
 
 def broker_settings() -> BrokerSettings:
     return read(BrokerSettings)
+
+
+def task_allow() -> list[str]:
+    """Patterns of the modules that a spec's module:Class may name here."""
+    return [*filter(None, os.environ.get("FEDFA_TRAINER_TASK_ALLOW", "").split(","))]
 
 
 def find_run(run: str) -> tuple[ObjectStore, str]:

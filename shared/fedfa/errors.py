@@ -5,6 +5,7 @@ FedfaError
 |   |-- InvalidSpec            a federation's YAML
 |   |-- InvalidMessage         a message that does not decode; goes to the dead-letter queue
 |   |-- InvalidTensors         a safetensors file that is not what the template demands
+|   |   `-- Diverged               training ends in inf or nan (fedfa_trainer.failures)
 |   |-- InvalidData            a task cannot find or read its data
 |   |-- UnknownTask            this trainer does not have the spec's task, another one may
 |   `-- TooLarge               an object exceeds the size that its reader allows
@@ -14,8 +15,12 @@ FedfaError
 |-- NotFound               the object does not exist (the store said so: 404)
 |-- AlreadyExists          a create-once object is there already
 |-- Fenced                 another writer committed this manifest: reload and decide again
+|-- Undecidable            reject: no aggregator can decide this message (fedfa_aggregator.births)
+|-- Ahead                  look at the bucket again, then reject (fedfa_aggregator.deciding)
+|-- Postponed              no memory for it now: it is announced again (fedfa_aggregator.loading)
 |-- Mismatch               a log does not replay to what it records (fedfa.replay)
 |-- Cancelled              the job was closed or handed to a newer attempt: drop the work
+|-- TaskFailed             die: a task or its data, in a simulation (fedfa.simulate.workers)
 |-- Broken                 die: this process fails at everything (fedfa_trainer.failures)
 `-- Misconfigured          die: wrong settings, permissions or store; a restart will not help
 """

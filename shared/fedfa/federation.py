@@ -22,7 +22,7 @@ from fedfa.events import (
     Stopped,
     Update,
 )
-from fedfa.merge import Entry, Merge, rule_of
+from fedfa.merge import Entry, Verdict, rule_of
 from fedfa.randomness import prf
 from fedfa.spec import FederationSpec
 
@@ -205,7 +205,7 @@ def step(federation: Federation, event: Event) -> tuple[Federation, Decision]:
     return federation, Decision(event, federation.state.version, staleness, opened)
 
 
-def apply_rule(federation: Federation, event: Merged) -> tuple[Merge, tuple[Entry, ...]]:
+def apply_rule(federation: Federation, event: Merged) -> tuple[Verdict, tuple[Entry, ...]]:
     """The rule's answer to one more update, and the window after it.
 
     The event's step_norm is not looked at: it follows from the answer.
@@ -288,7 +288,7 @@ def excess_norm(history: tuple[float, ...], norm: float, factor: float) -> float
 
 
 def median(norms: tuple[float, ...]) -> float:
-    """The upper one of two."""
+    """The median; the upper middle value of an even number."""
     return sorted(norms)[len(norms) // 2]
 
 
@@ -337,7 +337,7 @@ def _nth_outside(n: int, excluded: list[int]) -> int:
     return n
 
 
-def _merged(state: State, event: Merged, verdict: Merge, window: tuple[Entry, ...]) -> State:
+def _merged(state: State, event: Merged, verdict: Verdict, window: tuple[Entry, ...]) -> State:
     client = event.update.client
     step_norms, first = state.step_norms, state.first_step_norm
     if event.step_norm is not None:
@@ -381,7 +381,7 @@ def _closed(state: State, job: Job) -> State:
     return _with_slot(state, job.slot, Slot(job.generation + 1, "", opened_at=state.version))
 
 
-def _reopening(federation: Federation, verdict: Merge, closed: Job) -> list[int]:
+def _reopening(federation: Federation, verdict: Verdict, closed: Job) -> list[int]:
     """The slots that a merge opens again, by number."""
     if verdict.reopens == "own":
         return [closed.slot]

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
+
+from fedfa.tasks.base import Shard
 
 RESIDENT_SHARE = 0.25  # of the free memory, for a shard; the rest is the training's
 
@@ -56,7 +58,7 @@ class Gpu:
 PLAIN = Gpu()
 
 
-def resident(shard: Dataset[Any], device: torch.device) -> Dataset[Any]:
+def resident(shard: Shard, device: torch.device) -> Shard:
     """The shard in the GPU's own memory, where it is tensors that fit; else as it is."""
     if device.type != "cuda" or not isinstance(shard, TensorDataset):
         return shard

@@ -135,13 +135,10 @@ class HistoryReader:
         self._newest = manifest
 
     def _read_evaluations(self, readers: ThreadPoolExecutor) -> None:
-        prefix = keys.evaluation(self._federation, 0).removesuffix("0.json")
-        unread = [
-            info.key
-            for info in self._store.list(prefix)
-            if _version_in(info.key, prefix) not in self._evaluations
-        ]
-        for evaluation in readers.map(lambda key: read_evaluation(self._store, key), unread):
+        unread = evaluated_versions(self._store, self._federation) - self._evaluations.keys()
+        for evaluation in readers.map(
+            lambda version: read_evaluation(self._store, self._federation, version), unread
+        ):
             self._evaluations[evaluation.version] = evaluation
 
 
@@ -155,12 +152,33 @@ def is_over(history: History, *, now: float) -> bool:
     return is_evaluated or now > history.at + FINAL_EVALUATION_SECONDS
 
 
-def read_evaluation(store: ObjectStore, key: str) -> Evaluation:
+def evaluated_versions(store: ObjectStore, federation: str, *, digits: str = "") -> set[int]:
+    """The versions that have a result; of these first digits alone, where some are given."""
+    listed = store.list(f"{keys.evaluations(federation)}{digits}")
+    versions = (keys.evaluated_version(federation, info.key) for info in listed)
+    return {version for version in versions if version is not None}
+
+
+def read_evaluation(store: ObjectStore, federation: str, version: int) -> Evaluation:
     """Raises NotFound before there is a result, and InvalidInput where it is malformed."""
+    key = keys.evaluation(federation, version)
     try:
-        return _evaluation.validate_json(store.get(key))
+        evaluation = _evaluation.validate_json(store.get(key))
     except ValidationError as error:
         raise InvalidInput(f"{key}: {describe(error)}") from error
+    if evaluation.version != version:
+        raise InvalidInput(f"{key}: this is the evaluation of version {evaluation.version}")
+    return evaluation
+
+
+def evaluation_or_none(store: ObjectStore, federation: str, version: int) -> Evaluation | None:
+    """None before there is a result; the error of one that is malformed says so."""
+    try:
+        return read_evaluation(store, federation, version)
+    except NotFound:
+        return None
+    except InvalidInput as error:  # there will be no other: it is create-once
+        return Evaluation(version, at=0.0, error=str(error))
 
 
 def find_model(store: ObjectStore, federation: str, version: int) -> ModelRef:
@@ -247,8 +265,3 @@ def _row(
             return Row(n, at, outcome, version, reason=f"pool {pool}")
         case Stopped(_, reason):
             return Row(n, at, outcome, version, reason=reason)
-
-
-def _version_in(key: str, prefix: str) -> int:
-    name = key.removeprefix(prefix).removesuffix(".json")
-    return int(name) if name.isdecimal() else -1

@@ -7,6 +7,7 @@ DIGEST_DIGITS = 16  # hex digits of the content digest that a key carries
 _NUMBER = r"(0|[1-9][0-9]*)"
 _MODEL = re.compile(rf"models/{_NUMBER}-[0-9a-f]{{16}}\.safetensors")
 _UPDATE = re.compile(rf"updates/{_NUMBER}-{_NUMBER}/[^/]+\.safetensors")
+_EVALUATION = re.compile(rf"evals/{_NUMBER}\.json")
 
 
 def spec(federation: str) -> str:
@@ -62,7 +63,22 @@ def job_of(federation: str, key: str) -> tuple[int, int] | None:
 
 
 def evaluation(federation: str, version: int) -> str:
-    return f"{federation}/evals/{version}.json"
+    return f"{evaluations(federation)}{version}.json"
+
+
+def evaluations(federation: str) -> str:
+    """The prefix of every evaluation."""
+    return f"{federation}/evals/"
+
+
+def evaluated_version(federation: str, key: str) -> int | None:
+    """The version in the key of one of this federation's evaluations; None for any other key."""
+    match = _EVALUATION.fullmatch(_inside(federation, key))
+    return int(match[1]) if match else None
+
+
+def simulation(federation: str) -> str:
+    return f"{federation}/simulation.json"
 
 
 def is_update(key: str, federation: str, slot: int, generation: int, attempt: str) -> bool:

@@ -4,6 +4,7 @@ Design: bytes first, the manifest last. Until the manifest's conditional create 
 that a reader can see has changed; after it, everything has.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -164,7 +165,8 @@ def why_unborn(submission: Submitted, birth: Birth) -> str | None:
             f"use fewer clients or a less skewed partition"
         )
     if len({client.name for client in clients}) != len(clients):
-        return "two clients have the same name"
+        name, count = Counter(client.name for client in clients).most_common(1)[0]
+        return f"{count} clients have the name {name}; give each one of its own"
     if spec.concurrency > len(clients):
         return (
             f"concurrency: {spec.concurrency} jobs cannot be open with {len(clients)} clients; "

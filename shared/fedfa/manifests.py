@@ -7,7 +7,7 @@ predecessor by digest. Nothing else is authoritative: HEAD.json is a hint that m
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -77,7 +77,15 @@ class Committed:
     digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """HEAD.json."""
+
+    n: int
+
+
 _adapter: TypeAdapter[Manifest] = TypeAdapter(Manifest)
+_head: TypeAdapter[_Head] = TypeAdapter(_Head)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -178,7 +186,7 @@ def move_head(store: ObjectStore, manifest: Manifest) -> None:
     lags by less than HEAD_EVERY costs a reader at most six more reads.
     """
     if manifest.n % HEAD_EVERY == 0 or manifest.state.status != "running":
-        store.put(keys.head(manifest.federation), canonical_json({"n": manifest.n}).encode())
+        store.put(keys.head(manifest.federation), _head.dump_json(_Head(manifest.n)))
         reach("aggregator.head_put")
 
 
@@ -207,9 +215,8 @@ def birth_of(store: ObjectStore, federation: str) -> Birth:
 
 def _hint(store: ObjectStore, federation: str) -> int:
     try:
-        fields: Any = json.loads(store.get(keys.head(federation)))
-        return int(fields["n"])
-    except (NotFound, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return _head.validate_json(store.get(keys.head(federation))).n
+    except (NotFound, ValidationError):
         return FIRST  # HEAD may be missing or torn: it is only a hint
 
 

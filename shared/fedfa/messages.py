@@ -15,7 +15,10 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_TEXT_CHARACTERS = 4000
 MAX_DEPTH = 3  # of containers in containers: a message, its list of jobs, a job
 
-FederationId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+ID_PATTERN = "[a-z0-9][a-z0-9-]{0,62}"
+POOL_PATTERN = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+
+FederationId = Annotated[str, Field(pattern=f"^{ID_PATTERN}$")]
 Uid = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Attempt = Annotated[str, Field(pattern=r"^[0-9]{13}-[0-9a-f]{8}-[0-9]{6,}$")]
@@ -23,7 +26,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-PoolName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+PoolName = Annotated[str, Field(pattern=f"^{POOL_PATTERN}$")]
 
 Work = tuple[
     str, str, int, int

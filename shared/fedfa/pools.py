@@ -21,12 +21,14 @@ def assign(pools: Mapping[str, Sequence[str]], clients: Iterable[str]) -> dict[s
             fitting = [name for name in names if fnmatchcase(name, pattern)]
             if not fitting:
                 raise InvalidSpec(
-                    f"pools.{pool}: {pattern!r} fits none of the {len(names)} clients"
+                    f"pools.{pool}: {pattern!r} fits none of the {len(names)} clients; "
+                    "correct the pattern"
                 )
             for name in fitting:
                 if name in taken and assigned[name] != pool:
                     raise InvalidSpec(
-                        f"pools: {name} fits {assigned[name]} and {pool}; a client has one pool"
+                        f"pools: {name} fits {assigned[name]} and {pool}; a client has one pool: "
+                        "correct the patterns"
                     )
                 assigned[name] = pool
             taken.update(fitting)

@@ -24,7 +24,7 @@ from fedfa.store import ObjectStore
 from fedfa.tensor_files import encode
 from fedfa.tensors import FlatModel, distance
 
-TOLERANCE = 1e-9  # of norms (relative) and cosines, which another numpy may sum differently
+TOLERANCE = 1e-9  # relative for norms; another numpy may sum a cosine in another order
 
 
 class Mismatch(FedfaError):

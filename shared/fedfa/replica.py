@@ -22,6 +22,8 @@ from fedfa.federation import (
 from fedfa.merge import combine, rule_of
 from fedfa.tensors import FlatModel, cosine, distance, norm
 
+TOO_LARGE, DIVERGED = "norm:", "diverged:"  # how reasons begin that are about a vector
+
 
 @dataclass(frozen=True, slots=True)
 class Replica:
@@ -52,8 +54,9 @@ def merge(
     size = update_norm(replica, vector)
     limit = excess_norm(state.update_norms, size, spec.limits.update_norm_factor)
     if limit is not None:
-        reason = f"norm: {size:.6g} is above {limit:.6g}, {spec.limits.update_norm_factor:g} times"
-        return decide(replica, Rejected(update, f"{reason} the usual one"))
+        reason = f"{TOO_LARGE} {size:.6g} is above {limit:.6g}"
+        usual = f"{spec.limits.update_norm_factor:g} times the usual one"
+        return decide(replica, Rejected(update, f"{reason}, {usual}"))
     event = Merged(update, size, None, update_cosine(replica, update, vector, base))
     candidate, window = next_model(replica, event, vector)
     if candidate is None:
@@ -71,6 +74,11 @@ def decide(replica: Replica, event: Event) -> tuple[Replica, tuple[Decision, ...
     """Apply one event that changes no vector, and the stop that it may call for."""
     federation, decision = step(replica.federation, event)
     return _with_due_stop(replace(replica, federation=federation), decision)
+
+
+def is_judgement(rejected: Rejected) -> bool:
+    """Whether it was rejected for what its training made, and not for how it arrived."""
+    return rejected.reason.startswith((TOO_LARGE, DIVERGED))
 
 
 def needs_base(replica: Replica, base_version: int) -> bool:
@@ -147,4 +155,4 @@ def _divergence(federation: Federation, step_norm: float) -> str:
     usual = f" after usual ones of {median(history):.6g}" if history else ""
     at_first = f", {first:.6g} at first" if first is not None else ""
     advice = rule_of(federation.spec).advice
-    return f"diverged: a step of norm {step_norm:.6g}{usual}{at_first}; {advice}"
+    return f"{DIVERGED} a step of norm {step_norm:.6g}{usual}{at_first}; {advice}"

@@ -17,7 +17,7 @@ from fedfa.merge import rule_of
 from fedfa.sections import KeepBounded, RetentionChoice, Stop
 from fedfa.spec import FederationSpec
 from fedfa.store import ObjectInfo
-from fedfa.summary import LOWER_IS_BETTER, leading_metric
+from fedfa.summary import goodness, leading_metric
 
 # An evaluation may be under way of a version that is not the newest due one any more. Which one
 # it is the log does not say: so many of those that have no result yet stay, the newest first.
@@ -200,9 +200,8 @@ def is_old(policy: KeepBounded, info: ObjectInfo, *, now: float) -> bool:
 def _best(stop: Stop, evaluations: Mapping[int, Evaluation]) -> set[int]:
     """The version that `status` and the report call the best one."""
     metric = leading_metric(stop, evaluations.values())
-    sign = -1 if metric in LOWER_IS_BETTER else 1
     values = {
-        version: sign * evaluations[version].metrics[metric]
+        version: goodness(metric, evaluations[version].metrics[metric])
         for version in sorted(evaluations)
         if metric is not None and metric in evaluations[version].metrics
     }

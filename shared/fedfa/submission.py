@@ -7,12 +7,12 @@ import time
 from fedfa import keys, manifests
 from fedfa.canonical import canonical_json
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
-from fedfa.messages import StartFederation
+from fedfa.messages import ID_PATTERN, StartFederation
 from fedfa.rule_choices import FedAvg
 from fedfa.spec import FederationSpec, Submitted
 from fedfa.store import ObjectStore
 
-ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+ID = re.compile(ID_PATTERN)
 
 
 def new_id(stem: str) -> str:

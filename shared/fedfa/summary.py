@@ -110,17 +110,6 @@ def summarize(history: History, *, now: float) -> Summary:
     )
 
 
-def code_of(reason: str) -> str:
-    """The lines of code that a task's own error brings along, "" without any."""
-    _, found, code = reason.partition("\n  File ")
-    return f"  File {code}" if found else ""
-
-
-def headline_of(reason: str) -> str:
-    """A reason as one line, without the lines of code that a task's own error brings along."""
-    return " ".join(reason.partition("\n  File ")[0].split())
-
-
 def waiting_for(spec: FederationSpec, seconds: float) -> str:
     hint = "; the trainers' logs say why they hand it back" if seconds > PATIENCE_SECONDS else ""
     return f"for its first model, from a trainer that has the task {spec.task.name}{hint}"
@@ -174,17 +163,24 @@ def leading_metric(stop: Stop, evaluations: Iterable[Evaluation]) -> str | None:
 
 def series(history: History, metric: str) -> list[Measured]:
     """A metric over the versions that have it."""
-    start = history.submission.created_at
+    return measurements(history.evaluations, metric, since=history.submission.created_at)
+
+
+def measurements(evaluations: Iterable[Evaluation], metric: str, *, since: float) -> list[Measured]:
     return [
-        Measured(evaluation.version, evaluation.metrics[metric], evaluation.at - start)
-        for evaluation in history.evaluations
-        if metric in evaluation.metrics
+        Measured(each.version, each.metrics[metric], each.at - since)
+        for each in evaluations
+        if metric in each.metrics
     ]
 
 
 def best_of(measured: list[Measured], metric: str | None) -> Measured | None:
-    sign = -1 if metric in LOWER_IS_BETTER else 1
-    return max(measured, key=lambda one: sign * one.value, default=None)
+    return max(measured, key=lambda one: goodness(metric, one.value), default=None)
+
+
+def goodness(metric: str | None, value: float) -> float:
+    """A value of a metric as a number that is greater where it is better."""
+    return -value if metric in LOWER_IS_BETTER else value
 
 
 def _newest_metrics(evaluations: tuple[Evaluation, ...]) -> dict[str, float]:

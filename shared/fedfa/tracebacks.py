@@ -13,7 +13,7 @@ import fedfa
 from fedfa.errors import FedfaError
 
 MAX_CHARACTERS = 3_000
-MAX_HEADLINE = 1_000
+MAX_FIRST_LINE = 1_000
 MAX_FRAMES = 8
 
 TRAINER = "fedfa_trainer"
@@ -34,8 +34,8 @@ def explain(error: BaseException) -> str:
     where = "".join(lines[:-1]) if isinstance(error, SyntaxError) else ""  # the misspelt line
     text = "".join(lines).removeprefix(where).strip()
     if error.__cause__ is not None:
-        text += f" (because of {_headline(error.__cause__)})"
-    text = _printable(text)[:MAX_HEADLINE]
+        text += f" (because of {_line(error.__cause__)})"
+    text = _printable(text)[:MAX_FIRST_LINE]
     frames = [*_useful(traceback.extract_tb(error.__traceback__)), where]
     kept: list[str] = []
     room = MAX_CHARACTERS - len(text) - 1
@@ -47,7 +47,18 @@ def explain(error: BaseException) -> str:
     return "\n".join([text, "".join(kept)]).rstrip()
 
 
-def _headline(error: BaseException) -> str:
+def first_line(reason: str) -> str:
+    """A reason as one line, without the lines of code that `explain` brings along."""
+    return " ".join(reason.partition("\n  File ")[0].split())
+
+
+def code_of(reason: str) -> str:
+    """The lines of code that `explain` brings along, "" without any."""
+    _, found, code = reason.partition("\n  File ")
+    return f"  File {code}" if found else ""
+
+
+def _line(error: BaseException) -> str:
     return traceback.format_exception_only(error)[-1].strip()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset, default_collate
 
 from fedfa import modules
 from fedfa.errors import Cancelled, InvalidData, InvalidSpec
@@ -23,7 +23,7 @@ from fedfa.pools import assign
 from fedfa.randomness import prf
 from fedfa.sections import AdamW, LocalTraining, OptimizerChoice
 from fedfa.spec import FederationSpec
-from fedfa.tasks.base import Batch, Task, clients_of
+from fedfa.tasks.base import Batch, Shard, Task, clients_of
 from fedfa.tensor_files import file_parts
 from fedfa.tensors import FlatModel
 
@@ -125,21 +125,19 @@ def evaluate(
     return metrics
 
 
-def batch_of(
-    dataset: Dataset[Any], indices: torch.Tensor, device: torch.device, gpu: Gpu = PLAIN
-) -> Batch:
+def batch_of(shard: Shard, indices: torch.Tensor, device: torch.device, gpu: Gpu = PLAIN) -> Batch:
     """These examples as one batch of tensors; in-memory tensors are indexed all at once."""
-    if isinstance(dataset, TensorDataset):
-        columns = [column[indices] for column in dataset.tensors]
+    if isinstance(shard, TensorDataset):
+        columns = [column[indices] for column in shard.tensors]
     else:
-        columns = default_collate([dataset[index] for index in indices.tolist()])
+        columns = default_collate([shard[index] for index in indices.tolist()])
     return tuple(gpu.move(column, device) for column in columns)
 
 
 def _train(
     task: Task,
     module: nn.Module,
-    shard: Dataset[Any],
+    shard: Shard,
     passes: Iterator[list[torch.Tensor]],
     local: LocalTraining,
     device: torch.device,
@@ -176,10 +174,10 @@ def _train(
 
 
 def _chosen(
-    shard: Dataset[Any], client: str, local: LocalTraining, generator: torch.Generator
+    shard: Shard, client: str, local: LocalTraining, generator: torch.Generator
 ) -> torch.Tensor:
     """The examples that this job uses: all, or max_examples of them chosen by the seed."""
-    num_examples = len(shard)  # type: ignore[arg-type]
+    num_examples = len(shard)
     if num_examples == 0:
         raise InvalidData(f"{client}: its shard has no examples; leave it out of clients()")
     if local.max_examples is None or num_examples <= local.max_examples:

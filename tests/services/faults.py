@@ -237,9 +237,11 @@ def world(folder: Path, *, disk_mib: int = DISK_MIB) -> Iterator[World]:
     data.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_mib}m", "fedfa-test", str(data)]
     mounted = subprocess.run(mount, capture_output=True, text=True)
-    timeout = f"[{{rabbit, [{{consumer_timeout, {CONSUMER_TIMEOUT_SECONDS * 1000:.0f}}}, "
-    advanced = timeout + "{channel_tick_interval, 2000}]}]."
-    rabbit, s3 = RabbitMQ(folder / "rabbitmq", advanced=advanced), SeaweedFS(data)
+    timeout = f"[{{rabbit, [{{consumer_timeout, {CONSUMER_TIMEOUT_SECONDS * 1000:.0f}}}"
+    rabbit, s3 = RabbitMQ(folder / "rabbitmq"), SeaweedFS(data)
+    (rabbit.folder / "advanced.config").write_text(
+        f"{timeout}, {{channel_tick_interval, 2000}}]}}].\n"
+    )
     try:
         rabbit.start()
         s3.start()

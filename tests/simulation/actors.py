@@ -23,8 +23,10 @@ from fedfa.tensors import FlatModel, Template, Tensor
 from fedfa.topology import BROADCAST_QUEUE, EVENTS_QUEUE, UPDATES_QUEUE
 from fedfa.training import LocalResult
 from fedfa_aggregator.collector import Collector
+from fedfa_aggregator.reading import Reader
 from fedfa_aggregator.service import Aggregator
 from fedfa_aggregator.service import run as run_aggregator
+from fedfa_aggregator.views import Views
 from fedfa_scheduler.fleet import Fleet
 from fedfa_scheduler.leases import Attempts
 from fedfa_scheduler.service import Scheduler
@@ -85,6 +87,8 @@ class Services:
             store,
             lambda message, route, headers: publisher.publish(message, route, headers=headers),
             writer=f"{life.name}-{life.host.num_starts}",
+            reader=Reader(store),
+            views=Views(memory_bytes=10**9),
             tend=collector.tend,
             clock=life.unix,
             monotonic=life.clock,

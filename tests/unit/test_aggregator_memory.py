@@ -312,7 +312,14 @@ def test_a_window_that_is_read_for_long_keeps_the_pulse(tmp_path: Path) -> None:
         return download(key, max_bytes=max_bytes)
 
     harness.store.download = noticed  # type: ignore[method-assign]
-    fresh = Aggregator(harness.store, lambda *_: None, writer="b", beat=beat)
+    fresh = Aggregator(
+        harness.store,
+        lambda *_: None,
+        writer="b",
+        reader=Reader(harness.store),
+        views=Views(memory_bytes=PLENTY),
+        beat=beat,
+    )
     fresh.serve([harness.delivery(harness.update(2, slot=0))])
 
     assert beats_before[:3] == [0, 1, 2]  # the model, then the window

@@ -26,7 +26,8 @@ from fedfa.sections import Stop
 from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore
 from fedfa.submission import ID, new_id
-from fedfa.summary import Summary, headline_of, summarize
+from fedfa.summary import Summary, summarize
+from fedfa.tracebacks import first_line
 from tests.unit.builders import submitted
 from tests.unit.commands import Fedfa, as_process, assert_one_line, nowhere
 from tests.unit.sample_run import born, write_sample_run
@@ -336,7 +337,7 @@ def test_a_refused_job_and_a_failed_evaluation_show_why_without_lines_of_code(
     summary = summarize(HistoryReader(store, "fed").refresh(), now=0)
     # then
     assert summary.evaluation_error == reason
-    assert headline_of(reason) == "failed 3 times, at last: KeyError: x"
+    assert first_line(reason) == "failed 3 times, at last: KeyError: x"
     assert "evaluation failed 3 times, at last: KeyError: x" in views.line(summary)
     assert "task.py" not in views.line(summary)
     assert summary.refusal

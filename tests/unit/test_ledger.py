@@ -235,6 +235,14 @@ def test_clients_that_cannot_make_a_federation_are_named(
     assert complaint is None or complaint in str(reason)
 
 
+def test_a_name_that_two_clients_have_is_told() -> None:
+    certificate = birth(4)
+    first = certificate.clients[0]
+    doubled = replace(certificate, clients=(*certificate.clients, first))
+    reason = ledger.why_unborn(submitted(), doubled)
+    assert reason == f"2 clients have the name {first.name}; give each one of its own"
+
+
 @pytest.mark.parametrize(
     "client", [["x" * 300, 1, "default"], ["a", 1, "No Pool!"], ["a", -1, "default"], ["a"]]
 )

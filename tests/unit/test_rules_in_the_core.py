@@ -1,6 +1,7 @@
 """Every rule through the one core: slots that wait, clients that wait, bases, replay, retention."""
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedfa import keys, ledger, manifests, submission
 from fedfa.canonical import sha256
+from fedfa.cli import observe
 from fedfa.errors import InvalidSpec
 from fedfa.events import Abandoned, Event, Job, Merged, Rejected, Stopped
 from fedfa.federation import Federation, apply_rule, due_stop, excess_step, found, sample, step
@@ -163,12 +165,18 @@ def test_a_stop_closes_waiting_slots_too() -> None:
     assert value.standing(Job(0, 2)) == "late"
 
 
-def test_what_waits_is_no_open_job_in_the_summary(tmp_path: Path) -> None:
+def test_what_waits_is_no_open_job_in_the_summary_and_in_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = DirectoryStore(tmp_path)
     held = born(store, "fed", **ROUNDS)
     held = deliver(store, held, Job(0, 1))
     summary = summarize(HistoryReader(store, "fed").refresh(), now=1010.0)
     assert (summary.open_jobs, summary.concurrency, summary.merged) == (2, 3, 1)
+
+    observe.status(as_json=True, folder=tmp_path)
+    [listed] = json.loads(capsys.readouterr().out)
+    assert (listed["open_jobs"], listed["merged"]) == (2, 1)
 
 
 outcomes = st.lists(

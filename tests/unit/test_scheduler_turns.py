@@ -1,5 +1,6 @@
 """The scheduler's loop under a virtual clock: a slow bucket makes it slow, and nothing worse."""
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from fedfa.broker import Publisher
 from fedfa.errors import StoreUnavailable
 from fedfa.events import Abandoned, Job
 from fedfa.messages import (
+    MAX_TEXT_CHARACTERS,
     AnyMessage,
     InitModel,
     JobStarted,
@@ -23,7 +25,7 @@ from fedfa.messages import (
 from fedfa.replica import decide
 from fedfa.store import DirectoryStore
 from fedfa.topology import Route
-from fedfa_scheduler.bucket import delivered_update, evaluation_failure
+from fedfa_scheduler.bucket import delivered_update, evaluation_failure, stop_reason
 from fedfa_scheduler.fleet import Fleet
 from fedfa_scheduler.leases import Attempts
 from fedfa_scheduler.service import Scheduler
@@ -238,6 +240,12 @@ def test_a_federation_is_stopped_whatever_its_stop_json_holds(tmp_path: Path, st
 
     [message] = [each for each in sent if isinstance(each, StopFederation)]
     assert encode(message)
+
+
+def test_a_reason_to_stop_is_kept_as_far_as_a_message_can_carry_it(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    store.create(keys.stop("fed"), json.dumps({"reason": "x" * 5_000}).encode())
+    assert stop_reason(store, "fed") == "x" * MAX_TEXT_CHARACTERS
 
 
 def test_a_file_that_names_another_federation_is_no_delivery(tmp_path: Path) -> None:

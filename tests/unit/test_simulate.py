@@ -79,12 +79,11 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
     # given
     script = tmp_path / "experiment.py"
     script.write_text(
-        "import time\n"
         "from pathlib import Path\n"
         "from fedfa.simulate.simulation import simulation\n"
         "from fedfa.spec import parse\n"
         f"spec = parse({FIELDS})\n"
-        f"with simulation(Path({str(tmp_path)!r}), spec, 'sim', created_at=time.time()) as run:\n"
+        f"with simulation(Path({str(tmp_path)!r}), spec, 'sim') as run:\n"
         "    list(run.run())\n"
     )
     # when

@@ -456,6 +456,10 @@ def test_cifar10_data_in_a_bucket_is_fetched_once(tmp_path, monkeypatch):
         assert in_any_order(*train) == in_any_order(IMAGES["train"], LABELS["train"])
         assert len(copies) == 40
         assert copies == {file: file.stat().st_mtime_ns for file in copies}
+
+        # and where only longer names start alike there is nothing
+        with pytest.raises(InvalidData, match="sets/cif: no objects there"):
+            cifar10.read(f"s3://{settings.bucket}/sets/cif")
     finally:
         server.stop()
 

@@ -7,6 +7,7 @@ import socket
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 from fedfa import conformance
 from fedfa.broker import Consumer, Publisher
@@ -43,30 +44,32 @@ def main() -> None:
         store = S3Store(store_settings, on_progress=pulse.beat)  # a model may take minutes
         await_bucket(store.ensure_bucket)
         await_bucket(lambda: conformance.probe(store, now=time.time))
-        publisher = Publisher(broker_settings, name="aggregator")
-        reader = Reader(store)
-        consumer = Consumer(
-            broker_settings,
-            [(UPDATES_QUEUE, settings.aggregator_prefetch)],
-            name="aggregator",
-            heard=reader.hear,
-        )
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signal_number, lambda *_: consumer.stop())
-        pulse.beat()  # the bucket may have been out for long
-        serve_http(
-            settings.http_host,
-            settings.http_port,
-            {"/healthz": pulse.answer, "/readyz": ready(lambda: consumer.is_consuming)},
-        )
-        mib = settings.aggregator_memory_mib
-        memory_bytes = default_memory_bytes() if mib is None else mib * 2**20
-        extra = {"kernel": kernel.name, "memory_bytes": memory_bytes}
-        logger.info("ready to merge", extra=extra)
         with (
+            closing(Publisher(broker_settings, name="aggregator")) as publisher,
+            closing(Reader(store)) as reader,
+            closing(
+                Consumer(
+                    broker_settings,
+                    [(UPDATES_QUEUE, settings.aggregator_prefetch)],
+                    name="aggregator",
+                    heard=reader.hear,
+                )
+            ) as consumer,
             Collector(store, on_end=consumer.stop) as collector,
-            ThreadPoolExecutor(WINDOW_READERS, "window") as pool,
+            ThreadPoolExecutor(WINDOW_READERS, "window") as readers,
         ):
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(signal_number, lambda *_: consumer.stop())
+            pulse.beat()  # the bucket may have been out for long
+            serve_http(
+                settings.http_host,
+                settings.http_port,
+                {"/healthz": pulse.answer, "/readyz": ready(lambda: consumer.is_consuming)},
+            )
+            mib = settings.aggregator_memory_mib
+            memory_bytes = default_memory_bytes() if mib is None else mib * 2**20
+            extra = {"kernel": kernel.name, "memory_bytes": memory_bytes}
+            logger.info("ready to merge", extra=extra)
             aggregator = Aggregator(
                 store,
                 lambda message, route, headers: publisher.publish(
@@ -75,14 +78,11 @@ def main() -> None:
                 writer=writer,
                 reader=reader,
                 views=Views(memory_bytes=memory_bytes),
-                read_all=pool.map,
+                read_all=readers.map,
                 tend=collector.tend,
                 beat=pulse.beat,
             )
             run(consumer, aggregator, store, pulse)
-        consumer.close()
-        reader.close()
-        publisher.close()
     except Fenced as error:
         raise end(error, exit_code=EXIT_FENCED) from error
     except FedfaError as error:

@@ -86,21 +86,12 @@ def plan(store: ObjectStore, tended: Tended, *, now: float) -> Iterator[str]:
 
 def _read_evaluations(store: ObjectStore, tended: Tended, wanted: Iterable[int]) -> None:
     """Leave in `tended` what is known of these versions, and read what is not known yet."""
+    federation = tended.submission.federation
     before, tended.evaluations = tended.evaluations, {}
     for version in wanted:
-        found = before.get(version) or _evaluation(store, tended.submission.federation, version)
+        found = before.get(version) or history.evaluation_or_none(store, federation, version)
         if found is not None:
             tended.evaluations[version] = found
-
-
-def _evaluation(store: ObjectStore, federation: str, version: int) -> Evaluation | None:
-    key = keys.evaluation(federation, version)
-    try:
-        return history.read_evaluation(store, key)
-    except NotFound:
-        return None
-    except InvalidInput as error:
-        return Evaluation(version, at=0.0, error=str(error))  # it has no other any more
 
 
 def _settle(store: ObjectStore, tended: Tended, kept: Kept, models: Iterable[ObjectInfo]) -> Kept:

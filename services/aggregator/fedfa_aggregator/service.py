@@ -36,7 +36,7 @@ from fedfa_aggregator.births import Decidable, Undecidable, birth
 from fedfa_aggregator.deciding import Ahead, Batch, Judge, Mail
 from fedfa_aggregator.loading import Loader, Postponed
 from fedfa_aggregator.reading import Reader
-from fedfa_aggregator.views import Views, default_memory_bytes
+from fedfa_aggregator.views import Views
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class Aggregator:
         publish: Publish,
         *,
         writer: str,
-        reader: Reader | None = None,
-        views: Views | None = None,
+        reader: Reader,
+        views: Views,
         read_all: ledgers.ReadAll = map,
         tend: Callable[[Ledger], None] = lambda _: None,
         beat: Callable[[], None] = lambda: None,
@@ -72,10 +72,10 @@ class Aggregator:
         self._writer = writer
         self._clock = clock
         self._monotonic = monotonic
-        self._reader = reader or Reader(store)
-        self._views = views or Views(memory_bytes=default_memory_bytes())
-        self._loader = Loader(store, self._reader, self._views, read_all=read_all, beat=beat)
-        self._judge = Judge(store, self._reader)
+        self._reader = reader
+        self._views = views
+        self._loader = Loader(store, reader, views, read_all=read_all, beat=beat)
+        self._judge = Judge(store, reader)
         self._fenced_at = float("-inf")
 
     def serve(self, deliveries: Sequence[Delivery]) -> None:

@@ -3,6 +3,7 @@
 import secrets
 import signal
 import time
+from contextlib import closing
 
 from fedfa import dashboard
 from fedfa.broker import Consumer, Publisher
@@ -39,44 +40,44 @@ def main() -> None:
     try:
         await_bucket(S3Store(store_settings).ensure_bucket)
         store = S3Store(store_settings.model_copy(update={"outage_seconds": outage_seconds}))
-        publisher = Publisher(broker_settings, name="scheduler")
-        consumer = Consumer(
-            broker_settings,
-            [(EVENTS_QUEUE, PREFETCH), (BROADCAST_QUEUE, PREFETCH)],
-            name="scheduler",
-            idle_seconds=min(0.2, settings.reconcile_interval_seconds),
-        )
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signal_number, lambda *_: consumer.stop())
-        attempts = Attempts(start_ms=time.time_ns() // 1_000_000, random=secrets.randbits(32))
-        fleet = Fleet(
-            lease_ttl_seconds=settings.lease_ttl_seconds,
-            attempts=attempts,
-            pool_down_after_seconds=settings.pool_down_after_seconds,
-        )
-        pulse = Pulse()
-        scheduler = Scheduler(fleet, store, publisher, settings, beat=pulse.beat)
-        routes = {
-            "/healthz": pulse.answer,
-            "/readyz": ready(lambda: consumer.is_consuming),
-            "/open-jobs": scheduler.open_jobs,
-            "/federations": scheduler.federations,
-        }
-        feed = Feed(
-            S3Store(store_settings.model_copy(update={"outage_seconds": outage_seconds})),
-            readers=DASHBOARD_READERS,
-            share=DASHBOARD_SHARE,
-            live=scheduler.shown_federations,
-        )
-        control = None if token is None else Control(token, scheduler.notice)
-        app = dashboard.application(feed, routes=routes, control=control)
-        dashboard.serve(app, settings.http_host, settings.http_port)
-        try:
-            run(consumer, scheduler, pulse)
-        finally:
-            feed.close()
-        consumer.close()
-        publisher.close()
+        with (
+            closing(Publisher(broker_settings, name="scheduler")) as publisher,
+            closing(
+                Consumer(
+                    broker_settings,
+                    [(EVENTS_QUEUE, PREFETCH), (BROADCAST_QUEUE, PREFETCH)],
+                    name="scheduler",
+                    idle_seconds=min(0.2, settings.reconcile_interval_seconds),
+                )
+            ) as consumer,
+        ):
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(signal_number, lambda *_: consumer.stop())
+            attempts = Attempts(start_ms=time.time_ns() // 1_000_000, random=secrets.randbits(32))
+            fleet = Fleet(
+                lease_ttl_seconds=settings.lease_ttl_seconds,
+                attempts=attempts,
+                pool_down_after_seconds=settings.pool_down_after_seconds,
+            )
+            pulse = Pulse()
+            scheduler = Scheduler(fleet, store, publisher, settings, beat=pulse.beat)
+            routes = {
+                "/healthz": pulse.answer,
+                "/readyz": ready(lambda: consumer.is_consuming),
+                "/open-jobs": scheduler.open_jobs,
+                "/federations": scheduler.federations,
+            }
+            feed = Feed(
+                S3Store(store_settings.model_copy(update={"outage_seconds": outage_seconds})),
+                readers=DASHBOARD_READERS,
+                share=DASHBOARD_SHARE,
+                live=scheduler.shown_federations,
+            )
+            control = None if token is None else Control(token, scheduler.notice)
+            app = dashboard.application(feed, routes=routes, control=control)
+            dashboard.serve(app, settings.http_host, settings.http_port)
+            with closing(feed):
+                run(consumer, scheduler, pulse)
     except FedfaError as error:
         raise end(error) from error
 

@@ -12,6 +12,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Agenda(Generic[K]):
+    """Keys that are due: now, or at a time that each may have."""
+
     def __init__(self) -> None:
         self._touched: dict[K, None] = {}  # in order
         self._alarms: dict[K, float] = {}  # the next one of each key; others in the heap are void

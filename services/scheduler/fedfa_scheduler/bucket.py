@@ -5,16 +5,15 @@ import logging
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from fedfa import keys, manifests
 from fedfa.canonical import canonical_json
-from fedfa.complaints import describe
 from fedfa.errors import InvalidInput, NotFound
 from fedfa.federation import Federation
-from fedfa.history import Evaluation
+from fedfa.history import Evaluation, evaluated_versions, evaluation_or_none
 from fedfa.manifests import Manifest
-from fedfa.messages import UpdateReady
+from fedfa.messages import MAX_TEXT_CHARACTERS, UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import MAX_HEADER_BYTES, read_header
@@ -22,9 +21,6 @@ from fedfa.tensor_files import MAX_HEADER_BYTES, read_header
 logger = logging.getLogger(__name__)
 
 FIRST_READ_BYTES = 64 * 1024  # holds the header of most updates
-MAX_REASON_CHARACTERS = 1000
-
-_evaluation: TypeAdapter[Evaluation] = TypeAdapter(Evaluation)
 
 
 def value_of(
@@ -65,27 +61,12 @@ def has_initial_model(store: ObjectStore, federation: str) -> bool:
     return any(True for _ in store.list(prefix))
 
 
-def evaluation(store: ObjectStore, federation: str, version: int) -> Evaluation | None:
-    key = keys.evaluation(federation, version)
-    try:
-        found = _evaluation.validate_json(store.get(key))
-    except NotFound:
-        return None
-    except ValidationError as error:
-        _ignore(key, describe(error))
-        return Evaluation(version, at=0.0, error="its file is malformed")
-    return found if found.version == version else Evaluation(version, 0.0, error="misplaced file")
-
-
 def evaluations(
     store: ObjectStore, federation: str, *, known: Collection[int]
 ) -> Iterator[Evaluation]:
     """All that are not known yet, each read when it is asked for."""
-    prefix = keys.evaluation(federation, 0).removesuffix("0.json")
-    names = [info.key.removeprefix(prefix).removesuffix(".json") for info in store.list(prefix)]
-    versions = {int(name) for name in names if name.isdecimal()} - set(known)
-    for version in sorted(versions):
-        found = evaluation(store, federation, version)
+    for version in sorted(evaluated_versions(store, federation).difference(known)):
+        found = evaluation_or_none(store, federation, version)
         if found is not None:
             yield found
 
@@ -98,7 +79,7 @@ def stop_reason(store: ObjectStore, federation: str) -> str | None:
     """Why `fedfa stop` wants the end, or None if nobody wants it."""
     try:
         fields: Any = json.loads(store.get(keys.stop(federation)))
-        reason = str(fields["reason"])[:MAX_REASON_CHARACTERS]
+        reason = str(fields["reason"])[:MAX_TEXT_CHARACTERS]
         # JSON, and a command line, can hold lone surrogates, which no message can carry.
         return reason.encode(errors="replace").decode()
     except NotFound:

@@ -43,6 +43,11 @@ RECENT_LEASES = 3  # a trainer that was silent for so many lease_ttl may be gone
 
 
 class Fleet:
+    """What this scheduler knows of all federations, pools and trainers.
+
+    pool_down_after_seconds: so long a pool may be silent; None: for a few leases.
+    """
+
     def __init__(
         self,
         *,

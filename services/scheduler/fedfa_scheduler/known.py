@@ -1,6 +1,7 @@
 """A federation as the scheduler knows it: what calls for its end, and what its leases say. PURE."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fedfa.events import Job
 from fedfa.federation import Federation, is_evaluation_due
@@ -164,11 +165,18 @@ def stop_of(known: Known, unix: float) -> StopFederation | None:
 
 
 def _stop(
-    known: Known, status: str, reason: str, final_version: int | None = None
+    known: Known,
+    status: Literal["finished", "stopped", "failed"],
+    reason: str,
+    final_version: int | None = None,
 ) -> StopFederation:
-    fields = {"status": status, "reason": reason, "final_version": final_version}
-    identity = {"federation": known.id, "uid": known.submission.uid}
-    return StopFederation.model_validate(identity | fields)
+    return StopFederation(
+        federation=known.id,
+        uid=known.submission.uid,
+        status=status,
+        reason=reason,
+        final_version=final_version,
+    )
 
 
 def _due_version(value: Federation, model: ModelRef | None) -> int | None:

@@ -220,7 +220,7 @@ class Lookout:
         """Says whether it is there."""
         if federation not in self._fleet.federations:
             return False
-        evaluation = bucket.evaluation(self._store, federation, version)
+        evaluation = history.evaluation_or_none(self._store, federation, version)
         if evaluation is None:
             return False
         self._fleet.evaluated(federation, evaluation)

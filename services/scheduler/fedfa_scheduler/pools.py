@@ -7,6 +7,7 @@ A pool that nobody needs is neither, so it may be scaled to nothing.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from fedfa.events import Abandoned, Job
 from fedfa.federation import step
@@ -92,6 +93,7 @@ def marks(known: Known, pools: Pools, now: float, *, since: float | None) -> Ite
         return
     living = {pool for pool in known.pools if pools.lives(pool, now)}
     for pool in sorted(known.pools):
+        outcome: Literal["pool_down", "pool_up"]
         if value.is_down(pool) and pool in living:
             outcome = "pool_up"
         elif value.is_down(pool) or not living or since is None:
@@ -100,9 +102,13 @@ def marks(known: Known, pools: Pools, now: float, *, since: float | None) -> Ite
             outcome = "pool_down"
         else:
             continue
-        fields = {"pool": pool, "change": value.num_changes(pool) + 1, "outcome": outcome}
-        identity = {"federation": known.id, "uid": known.submission.uid}
-        yield MarkPool.model_validate(identity | fields)
+        yield MarkPool(
+            federation=known.id,
+            uid=known.submission.uid,
+            pool=pool,
+            change=value.num_changes(pool) + 1,
+            outcome=outcome,
+        )
 
 
 def stranded(known: Known, pools: Pools, now: float) -> Iterator[Lease]:

@@ -130,7 +130,7 @@ class Held:
         self.attempt = max(self.attempt, attempt)
 
     def overdue(self, now: float) -> str | None:
-        """That it still computes after all the time that it had; None if it may, or does not."""
+        """Why the job is overdue: it computes for longer than it may. None if it does not."""
         due = self._due
         if due is None or now < due[0]:
             return None

@@ -5,7 +5,7 @@ from contextlib import suppress
 from fedfa.broker import Delivery, Publisher
 from fedfa.errors import BrokerUnavailable, Cancelled, Misconfigured
 from fedfa.failpoints import reach
-from fedfa.messages import JobFailed, JobReleased, JobStarted
+from fedfa.messages import MAX_TEXT_CHARACTERS, JobFailed, JobReleased, JobStarted
 from fedfa.topology import BROADCAST, EVENTS
 from fedfa.tracebacks import explain
 from fedfa_trainer.failures import Diverged
@@ -56,5 +56,7 @@ def carry_out(held: Held, worker: Worker, publisher: Publisher) -> tuple[str, st
 
 def hand_back(held: Held, publisher: Publisher, *, timeout_seconds: float | None = None) -> None:
     """Tell that it is not done here. Raises BrokerUnavailable after timeout_seconds."""
-    released = held.fact(JobReleased, reason=held.reason[:1000], missing=held.missing)
+    released = held.fact(
+        JobReleased, reason=held.reason[:MAX_TEXT_CHARACTERS], missing=held.missing
+    )
     publisher.publish(released, EVENTS, timeout_seconds=timeout_seconds)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from fedfa.messages import POOL_PATTERN
 from fedfa.settings import ServiceSettings
-
-_POOL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
 
 class TrainerSettings(ServiceSettings):
@@ -31,7 +30,7 @@ class TrainerSettings(ServiceSettings):
     )
     trainer_pools: str = Field(
         default="default",
-        pattern=rf"^{_POOL}(,{_POOL})*$",
+        pattern=f"^{POOL_PATTERN}(,{POOL_PATTERN})*$",
         description="pools of clients whose data is here, separated by commas",
     )
     trainer_task_allow: str = Field(

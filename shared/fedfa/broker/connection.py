@@ -45,8 +45,8 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)
 TURN_SECONDS = 1.0  # a thread looks at its channel at least this often
 # Right before a close a quorum queue ignores about a quarter of the latest acks.
 SETTLE_SECONDS = 0.3
-# How long a deleted queue stays so, until all its consumers were told. One that was not yet, when
-# the queue is declared again, is moved to the new queue, and 3.10 then delivers nothing to it.
+# All consumers must know of a queue's deletion before it is declared again: RabbitMQ 3.10 delivers
+# nothing to one that learns of it after that.
 DELETED_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.5

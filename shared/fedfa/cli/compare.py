@@ -24,7 +24,7 @@ def compare(
         ),
     ],
     out: Annotated[Path, typer.Option(help="the figure's file")] = Path("runs/compare.png"),
-    json: Json = False,
+    as_json: Json = False,
     folder: Folder = None,
 ) -> None:
     """Show federations side by side, and draw their curves together.
@@ -39,7 +39,7 @@ def compare(
         for run in runs
     ]
     comparison = Comparison.of([reader.refresh() for reader in readers])
-    if json:
+    if as_json:
         console.print_json(comparison.as_json())
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

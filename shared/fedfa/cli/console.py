@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TimeRemainingColumn
 from rich.text import Text
 
 PIPE_WIDTH = 300  # a table that goes into a file or a pipe is not folded to fit a screen
@@ -35,6 +36,19 @@ def warn(text: str) -> None:
 
 def error(text: str) -> None:
     err.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+
+
+def progress(count: str | ProgressColumn = "{task.percentage:.0f}%") -> Progress:
+    """A bar for whoever waits at a screen, which leaves nothing behind."""
+    return Progress(
+        "{task.description}",
+        BarColumn(),
+        count,
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=not is_screen(err),
+    )
 
 
 def print_json(value: Any) -> None:

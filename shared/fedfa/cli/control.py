@@ -1,6 +1,5 @@
 """`fedfa submit` and `fedfa stop`: what changes a federation from outside."""
 
-import os
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +15,6 @@ from fedfa.rule_choices import FedAsync, FedAvg
 from fedfa.sections import Stop
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FederationSpec, Submitted
-
-TASK_ALLOW = "FEDFA_TRAINER_TASK_ALLOW"  # as trainers know it
 
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="the federation's YAML file", show_default=False)
@@ -46,10 +43,11 @@ Folder = Annotated[
 Id = Annotated[str, typer.Argument(metavar="ID", help="the federation", show_default=False)]
 
 
-def submit(spec: SpecFile, id: NewId = None, set: Assignments = None) -> None:
+def submit(spec: SpecFile, federation: NewId = None, assignments: Assignments = None) -> None:
     """Check a spec and start a federation of it. Prints its id."""
-    checked = specs.load(spec, assignments=set or ())
-    federation = submission.new_id(spec.stem) if id is None else submission.check_id(id)
+    checked = specs.load(spec, assignments=assignments or ())
+    if federation is None:
+        federation = submission.new_id(spec.stem)
     broker = connections.broker_settings()
     submitted = submission.submit(connections.store(), checked, federation)
     if not is_installed(checked.task.name):
@@ -63,7 +61,7 @@ def submit(spec: SpecFile, id: NewId = None, set: Assignments = None) -> None:
 
 
 def stop(
-    id: Id,
+    federation: Id,
     reason: Annotated[str, typer.Option(help="kept in the log")] = "stopped by a person",
 ) -> None:
     """Ask a federation to end with what it has."""
@@ -73,9 +71,9 @@ def stop(
         )
     broker = connections.broker_settings()
     tell_scheduler(
-        submission.request_stop(connections.store(), id, reason), broker, "asked to stop"
+        submission.request_stop(connections.store(), federation, reason), broker, "asked to stop"
     )
-    console.say(f"{id}: asked to stop; `fedfa watch {id}` shows its end")
+    console.say(f"{federation}: asked to stop; `fedfa watch {federation}` shows its end")
 
 
 def tell_scheduler(submitted: Submitted, broker: BrokerSettings, what: str) -> None:
@@ -109,8 +107,7 @@ def check_task(spec: FederationSpec) -> None:
 def allowed_modules(spec: FederationSpec) -> list[str]:
     """The modules that tasks may be imported from here: what the user allowed or the spec names."""
     module, is_module, _ = spec.task.name.partition(":")
-    allowed = os.environ.get(TASK_ALLOW, "").split(",")
-    return [*filter(None, allowed), *([module] if is_module else [])]
+    return [*connections.task_allow(), *([module] if is_module else [])]
 
 
 def describe(spec: FederationSpec) -> str:

@@ -28,7 +28,7 @@ def dashboard(
     folder: Folder = None,
     host: Annotated[str, typer.Option(help="0.0.0.0: from other machines too")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 0,
-    open: Open = False,
+    open_browser: Open = False,
 ) -> None:
     """Show federations in a browser, live, from the bucket alone. Ends at Ctrl-C.
 
@@ -49,7 +49,7 @@ def dashboard(
         console.say(f"dashboard of {store.name}: {url}", "bold")
         if is_shown_only:
             console.say("it only shows; start and stop need FEDFA_DASHBOARD_TOKEN and a bucket")
-        if open:
+        if open_browser:
             webbrowser.open(url)
         _wait()
     except KeyboardInterrupt:

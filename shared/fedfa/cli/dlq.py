@@ -40,11 +40,11 @@ Which = Annotated[
 
 
 @app.command("list")
-def list_(json: Json = False) -> None:
+def list_(as_json: Json = False) -> None:
     """Show every dead letter in a line, the oldest first."""
     with _letters() as letters:
         now = time.time()
-        if json:
+        if as_json:
             console.print_json([_brief(n, each, now) for n, each in enumerate(letters, 1)])
             return
         for number, letter in enumerate(letters, 1):
@@ -54,12 +54,12 @@ def list_(json: Json = False) -> None:
 
 
 @app.command()
-def show(number: Number, json: Json = False) -> None:
+def show(number: Number, as_json: Json = False) -> None:
     """Show one dead letter with all its fields."""
     with _letters() as letters:
         _, letter = _chosen(letters, str(number))[0]
         value = _brief(number, letter, time.time()) | _content(letter)
-    if json:
+    if as_json:
         console.print_json(value)
     else:
         for name, field in value.items():

@@ -22,7 +22,7 @@ def doctor(
     policy: Annotated[
         bool, typer.Option("--policy", help="only print the command that sets the broker's policy")
     ] = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Check broker, bucket, clock, proxy and tasks, and say what to change.
 
@@ -42,11 +42,11 @@ def doctor(
     ):
         is_bad = is_bad or finding.status == "bad"
         found.append(asdict(finding))
-        if not json:
+        if not as_json:
             console.say(
                 f"{finding.status:<5} {finding.what}: {finding.text}", STYLES[finding.status]
             )
-    if json:
+    if as_json:
         console.print_json(found)
     if is_bad:
         raise typer.Exit(EXIT_BAD)

@@ -1,7 +1,6 @@
 """`fedfa local run` and `fedfa local up`: everything on this machine, nothing to install first."""
 
 import json
-import os
 import shlex
 import signal
 import threading
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedfa import connections, submission
 from fedfa import spec as specs
-from fedfa import submission
 from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments, NewId, SpecFile
 from fedfa.history import History, HistoryReader
@@ -55,10 +54,10 @@ _must_end = threading.Event()
 @app.command()
 def run(
     spec: SpecFile,
-    id: NewId = None,
+    federation: NewId = None,
     trainers: Trainers = 2,
     jobs_per_trainer: Jobs = 4,
-    set: Assignments = None,
+    assignments: Assignments = None,
     out: Annotated[
         Path | None,
         typer.Option(help="where results go; runs/ID by default", show_default=False),
@@ -67,16 +66,18 @@ def run(
     pretrained: results.Pretrained = False,
     verify: Annotated[bool, typer.Option("--verify", help="replay and compare it all")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave all up until Ctrl-C")] = False,
-    open: Open = False,
+    open_browser: Open = False,
 ) -> None:
     """Train a spec with private servers and services, then write report and model.
 
     A broker or bucket that FEDFA_AMQP_URL or FEDFA_S3_ENDPOINT names is used instead of a
     private one. Ends with 0 when the federation finished or was stopped, with 1 otherwise.
     """
-    checked = specs.load(spec, assignments=set or ())
+    checked = specs.load(spec, assignments=assignments or ())
     control.check_task(checked)
-    federation = submission.new_id(spec.stem) if id is None else submission.check_id(id)
+    if federation is None:
+        federation = submission.new_id(spec.stem)
+    submission.check_id(federation)  # before anything is started
     folder = out or results.default_folder(federation)
     results.make_folder("--out", folder)
     started = time.monotonic()
@@ -94,7 +95,7 @@ def run(
             submitted = submission.submit(store, checked, federation)
             console.say(f"{federation}: {control.describe(checked)}")
             control.warn_of(checked)
-            _show_dashboard(stack, federation, open=open)
+            _show_dashboard(stack, federation, open_browser=open_browser)
             control.tell_scheduler(submitted, stack.broker_settings(), "submitted")
             history = observe.follow(
                 HistoryReader(store, federation), tend=partial(_supervise, stack)
@@ -104,7 +105,9 @@ def run(
             summary = summarize(history, now=time.time())
             if better := better_version(summary):
                 console.say(better, "yellow")
-                console.say(_how_to_export(stack, summary, data, stays=keep or open), "yellow")
+                console.say(
+                    _how_to_export(stack, summary, data, stays=keep or open_browser), "yellow"
+                )
             code = observe.exit_code(history)
             if verify:
                 code = max(code, _verify(store, federation))
@@ -112,7 +115,7 @@ def run(
                 to = folder / "pretrained"
                 allowed = control.allowed_modules(checked)
                 console.say(results.export_pretrained(store, federation, to, allowed))
-            if keep or open:
+            if keep or open_browser:
                 _stay(stack)
     except KeyboardInterrupt:
         console.error(f"{federation}: interrupted; all processes are stopped")
@@ -122,24 +125,27 @@ def run(
 
 @app.command()
 def up(
-    trainers: Trainers = 2, jobs_per_trainer: Jobs = 4, data: Data = None, open: Open = False
+    trainers: Trainers = 2,
+    jobs_per_trainer: Jobs = 4,
+    data: Data = None,
+    open_browser: Open = False,
 ) -> None:
     """Start servers and services and print how to point `fedfa` at them; Ctrl-C ends all."""
     stack = _stack(
         data,
         trainers=trainers,
         jobs_per_trainer=jobs_per_trainer,
-        task_allow=os.environ.get(control.TASK_ALLOW, ""),
+        task_allow=",".join(connections.task_allow()),
     )
     with stack:
-        _show_dashboard(stack, open=open)
+        _show_dashboard(stack, open_browser=open_browser)
         _stay(stack)
 
 
-def _show_dashboard(stack: "LocalStack", federation: str = "", *, open: bool) -> None:
+def _show_dashboard(stack: "LocalStack", federation: str = "", *, open_browser: bool) -> None:
     url = stack.dashboard_url(federation)
     console.say(f"dashboard: {url}")
-    if open:
+    if open_browser:
         webbrowser.open(url)
 
 
@@ -205,7 +211,7 @@ def _write_results(
 
 
 def better_version(summary: Summary) -> str | None:
-    """That another version than the final one, which was exported, measured best; else None."""
+    """A hint if an evaluated version is better than the exported one, else None."""
     best, latest, final = summary.best, summary.latest, summary.final_version
     if best is None or latest is None or best.version == final or best.value == latest.value:
         return None

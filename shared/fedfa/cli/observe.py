@@ -16,7 +16,8 @@ from fedfa.cli.control import Folder, Id
 from fedfa.errors import FedfaError, Unavailable
 from fedfa.history import History, HistoryReader, is_over
 from fedfa.store import ObjectStore
-from fedfa.summary import Summary, headline_of, series, summarize
+from fedfa.summary import Summary, series, summarize
+from fedfa.tracebacks import first_line
 
 LOOK_SECONDS = 0.5  # between two looks at the bucket
 LINE_SECONDS = 5.0  # between two lines where there is no terminal
@@ -26,25 +27,25 @@ Json = Annotated[bool, typer.Option("--json", help="for scripts: JSON on stdout"
 
 
 def status(
-    id: Annotated[
+    federation: Annotated[
         str | None,
         typer.Argument(metavar="[ID]", help="one in detail; all without", show_default=False),
     ] = None,
-    json: Json = False,
+    as_json: Json = False,
     folder: Folder = None,
 ) -> None:
     """Show all federations in the bucket, or one in detail."""
     store = connections.store(folder)
-    if id is not None:
-        history = HistoryReader(store, id).refresh()
+    if federation is not None:
+        history = HistoryReader(store, federation).refresh()
         summary = summarize(history, now=time.time() if folder is None else history.at)
-        if json:
+        if as_json:
             console.print_json(summary.as_json())
         else:
             console.out.print(views.details(summary))
         return
     overview = [_brief(store, name) for name in sorted(store.folders()) if _is_id(name)]
-    if json:
+    if as_json:
         console.print_json(overview)
     elif overview:
         console.out.print(_table(overview))
@@ -52,26 +53,26 @@ def status(
         console.say(f"no federations in {store.name}; start one with `fedfa submit SPEC`")
 
 
-def watch(id: Id, json: Json = False) -> None:
+def watch(federation: Id, as_json: Json = False) -> None:
     """Follow a federation until it has ended and its last version is evaluated.
 
     Ends with 0 when it finished or was stopped, with 1 when it failed. With --json, one line of
     JSON for every change.
     """
-    reader = HistoryReader(connections.store(), id)
+    reader = HistoryReader(connections.store(), federation)
     try:
-        history = follow_as_json(reader) if json else follow(reader)
+        history = follow_as_json(reader) if as_json else follow(reader)
     except KeyboardInterrupt:
-        console.err.print(f"{id} goes on; `fedfa stop {id}` ends it")
+        console.err.print(f"{federation} goes on; `fedfa stop {federation}` ends it")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    if not json:
+    if not as_json:
         say_end(summarize(history, now=time.time()))
     raise typer.Exit(exit_code(history))
 
 
 def say_end(summary: Summary) -> None:
     """How it ended, and why; `follow` leaves the latter to this line."""
-    console.say(f"{summary.status}: {headline_of(summary.reason)}", views.STYLES[summary.status])
+    console.say(f"{summary.status}: {first_line(summary.reason)}", views.STYLES[summary.status])
 
 
 def exit_code(history: History) -> int:
@@ -140,7 +141,7 @@ def _look(reader: HistoryReader) -> tuple[History | None, str]:
 
 def _line(history: History, trouble: str) -> str:
     summary = summarize(history, now=time.time())
-    extra = trouble or ("" if history.has_ended else headline_of(summary.reason))
+    extra = trouble or ("" if history.has_ended else first_line(summary.reason))
     return f"{views.line(summary)}  {extra}".rstrip()
 
 
@@ -173,7 +174,7 @@ def _brief(store: ObjectStore, federation: str) -> dict[str, Any]:
         "rule": submitted.spec.rule.name,
         "version": state.version if state else 0,
         "merged": state.num_merged if state else 0,
-        "open_jobs": len(state.slots) if state else 0,
+        "open_jobs": sum(slot.is_open for slot in state.slots) if state else 0,
     }
 
 
@@ -186,7 +187,7 @@ def _table(overview: list[dict[str, Any]]) -> Table:
     table.add_column("submitted", no_wrap=True)
     table.add_column("reason", style="dim", no_wrap=True)
     for one in overview:
-        reason = headline_of(one["reason"])
+        reason = first_line(one["reason"])
         if one["status"] == "unreadable":
             table.add_row(one["federation"], Text("unreadable", "red"), *[""] * 6, reason)
             continue

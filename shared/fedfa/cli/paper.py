@@ -12,13 +12,12 @@ from typing import Annotated, Literal
 
 import typer
 import yaml
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedfa.cli import EXIT_INTERRUPTED, console, results, views
 from fedfa.errors import InvalidInput
 from fedfa.paper import outcomes, profiles, runner, tables
 from fedfa.paper.outcomes import Outcome
-from fedfa.paper.plan import PARTS, Part, Plan, Run
+from fedfa.paper.plan import FIGURES, PARTS, TABLES, FigurePart, Part, Plan, Run, TablePart
 from fedfa.paper.profiles import METHODS, Benchmark, Profile, ProfileName, Rates
 from fedfa.paper.tables import Outcomes, Table
 from fedfa.simulate.workers import usable_cores
@@ -26,7 +25,7 @@ from fedfa.simulate.workers import usable_cores
 DATA = "FEDFA_DATA"
 RELEASES = ("torch", "numpy", "scikit-learn")
 
-What = Literal[Part, "all", "tune", "sensitivity", "further"]
+What = Literal[TablePart, FigurePart, "all", "tune", "sensitivity", "further"]
 
 
 def paper(
@@ -121,16 +120,8 @@ def _make(folder: Path, runs: Sequence[Run], at_once: int) -> None:
     console.say(f"{len(runs)} runs, {len(waiting)} of them to be made, {at_once} at once")
     if not waiting:
         return
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeRemainingColumn(),
-        console=console.err,
-        disable=not console.is_screen(console.err),
-    )
     began = time.monotonic()
-    with bar:
+    with console.progress() as bar:
         task = bar.add_task("client updates", total=1.0)
         for progress in runner.make(folder, waiting, num_at_once=at_once):
             done = progress.updates / progress.total
@@ -152,15 +143,14 @@ def _write(wanted: Plan, parts: Sequence[Part], found: dict[str, Outcome], folde
 
     targets = _targets(wanted, wanted.profile.benchmarks, found)
     page = [_introduction(wanted, targets, found)]
-    for part in parts:
-        if part.startswith("table"):
-            table = tables.draw(part, wanted, found, targets)
-            _write_table(table, _about(wanted, targets), folder)
-            page.append(table.markdown)
-        else:
-            with results.writing("--out", folder):
-                (folder / f"{part}.png").write_bytes(figures.draw(part, wanted, found, targets))
-            page.append(f"## Figure {part[-1]}\n\n![{part}]({part}.png)\n")
+    for name in [each for each in TABLES if each in parts]:
+        table = tables.draw(name, wanted, found, targets)
+        _write_table(table, _about(wanted, targets), folder)
+        page.append(table.markdown)
+    for part in [each for each in FIGURES if each in parts]:
+        with results.writing("--out", folder):
+            (folder / f"{part}.png").write_bytes(figures.draw(part, wanted, found, targets))
+        page.append(f"## Figure {part[-1]}\n\n![{part}]({part}.png)\n")
     with results.writing("--out", folder):
         if parts == PARTS:
             page.insert(1, tables.versus(wanted, found, targets).markdown)
@@ -194,7 +184,7 @@ def _write_one(
 def _targets(
     wanted: Plan, benchmarks: Sequence[Benchmark], found: dict[str, Outcome]
 ) -> dict[str, float]:
-    """Of the benchmarks that FedAvg was run on."""
+    """The target of each benchmark that FedAvg was run on."""
     targets = {}
     for one in benchmarks:
         fedavg = [run.id for run in wanted.seeded(one, "fedavg")]

@@ -1,6 +1,5 @@
 """`fedfa report`, `fedfa export`, `fedfa verify`: what came of a federation."""
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
 from fedfa import connections, exports, manifests, replay
 from fedfa.canonical import sha256
 from fedfa.cli import console
-from fedfa.cli.control import TASK_ALLOW, Folder, Id
+from fedfa.cli.control import Folder, Id
 from fedfa.cli.observe import Json
 from fedfa.errors import InvalidInput, Misconfigured, NotFound
 from fedfa.events import Merged
@@ -59,7 +58,7 @@ def make_folder(option: str, folder: Path) -> None:
 
 
 def report(
-    id: Id,
+    federation: Id,
     out: Annotated[
         Path | None, typer.Option(help="the folder; runs/ID by default", show_default=False)
     ] = None,
@@ -68,14 +67,14 @@ def report(
     """Draw quality, staleness and the trainers' work: PNGs and one HTML page."""
     from fedfa.report import write  # imports matplotlib
 
-    history = HistoryReader(connections.store(folder), id).refresh()
-    place = out or default_folder(id, folder)
+    history = HistoryReader(connections.store(folder), federation).refresh()
+    place = out or default_folder(federation, folder)
     with writing("--out", place):
         console.say(f"report: {write(history, place)}")
 
 
 def export(
-    id: Id,
+    federation: Id,
     version: Annotated[
         int | None,
         typer.Option(min=0, help="the final or the newest one by default", show_default=False),
@@ -88,12 +87,11 @@ def export(
     folder: Folder = None,
 ) -> None:
     """Write a model as a safetensors file that any framework loads without FedFa."""
-    path = out or default_folder(id, folder) / "model.safetensors"
-    stored = exports.stored(connections.store(folder), id, version)
+    path = out or default_folder(federation, folder) / "model.safetensors"
+    stored = exports.stored(connections.store(folder), federation, version)
     console.say(_write_model(stored, path))
     if pretrained:
-        allowed = os.environ.get(TASK_ALLOW, "").split(",")
-        console.say(_write_pretrained(stored, path.parent / "pretrained", allowed))
+        console.say(_write_pretrained(stored, path.parent / "pretrained", connections.task_allow()))
 
 
 def export_model(store: ObjectStore, federation: str, version: int | None, path: Path) -> str:
@@ -159,15 +157,15 @@ class Confirmed:
         return f"not verified after {done}: {self.mismatch}"
 
 
-def verify(id: Id, json: Json = False, folder: Folder = None) -> None:
+def verify(federation: Id, as_json: Json = False, folder: Folder = None) -> None:
     """Merge a federation's stored updates again and compare every model bit for bit.
 
     Checks the whole chain of manifests. Where old files were deleted by the federation's
     retention, models are compared from the oldest one that still has all that made it.
     Ends with 1 where something differs.
     """
-    confirmed = verify_with_progress(connections.store(folder), id)
-    if json:
+    confirmed = verify_with_progress(connections.store(folder), federation)
+    if as_json:
         console.print_json(asdict(confirmed))
     else:
         console.say(confirmed.text, "green" if confirmed.mismatch is None else "bold red")
@@ -180,19 +178,9 @@ def verify_with_progress(store: ObjectStore, federation: str) -> Confirmed:
     newest = manifests.newest(store, federation)
     if newest is None:
         raise NotFound(f"{federation}: no manifest 0 yet, nothing to verify")
-    bar = Progress(
-        TextColumn("verify"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("manifests"),
-        TimeRemainingColumn(),
-        console=console.err,
-        transient=True,
-        disable=not console.is_screen(console.err),
-    )
     confirmed = Confirmed(federation, 0, None, 0, 0, 0, None)
-    with bar:
-        task = bar.add_task("", total=newest.manifest.n + 1)
+    with console.progress(MofNCompleteColumn()) as bar:
+        task = bar.add_task("verify manifests", total=newest.manifest.n + 1)
         for confirmed in confirm(store, federation):
             bar.update(task, completed=confirmed.manifests)
     return confirmed

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedfa import bound as bounds
@@ -25,7 +24,8 @@ from fedfa.simulate.simulation import Simulation, simulation
 from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore
 from fedfa.submission import slug, submitted
-from fedfa.summary import Summary, headline_of, leading_metric, summarize
+from fedfa.summary import Summary, leading_metric, summarize
+from fedfa.tracebacks import first_line
 
 LINE_SECONDS = 5.0  # between two lines where there is no terminal
 MEASURE = "measure"
@@ -47,11 +47,11 @@ def simulate(
         Path | None,
         typer.Argument(metavar="[SPEC]", help="the federation's YAML file", show_default=False),
     ] = None,
-    id: Annotated[
+    federation: Annotated[
         str | None,
         typer.Option("--id", help="name it; by default after the file", show_default=False),
     ] = None,
-    set: Assignments = None,
+    assignments: Assignments = None,
     out: Annotated[Path, typer.Option(help="the folder for runs; this one goes to OUT/ID")] = Path(
         "runs"
     ),
@@ -76,7 +76,7 @@ def simulate(
             show_default=False,
         ),
     ] = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Run a federation on a virtual clock: same core, tasks and log, no broker, no bucket.
 
@@ -84,20 +84,21 @@ def simulate(
     goes on. The run is a folder: `fedfa report ID --in OUT`, and export, status and verify alike.
     """
     if like is not None:
-        if spec is not None or set or id is not None:
+        if spec is not None or assignments or federation is not None:
             raise InvalidSpec("--like: the run brings its own spec and id; give no others")
         if bound or step_seconds != NO_TIME:
             raise InvalidSpec(
                 "--like: the recorded run says when everything happened, and evaluations are not "
                 "repeated; give no --step-seconds and no --bound"
             )
-        _repeat(like, out, workers=workers, threads=threads, json=json)
+        _repeat(like, out, workers=workers, threads=threads, as_json=as_json)
         return
     if spec is None:
         raise InvalidSpec("SPEC: give a spec's file, or --like RUN")
-    checked = specs.load(spec, assignments=set or ())
+    checked = specs.load(spec, assignments=assignments or ())
     control.check_task(checked)
-    federation = slug(spec.stem) if id is None else id
+    if federation is None:
+        federation = slug(spec.stem)
     results.make_folder("--out", out)
     try:
         with simulation(
@@ -110,7 +111,7 @@ def simulate(
             with_gradient=bound,
             task_allow=control.allowed_modules(checked),
         ) as running:
-            if not json:
+            if not as_json:
                 console.say(f"{federation}: {control.describe(checked)}, on a virtual clock")
             follow(running, checked, federation)
     except KeyboardInterrupt:
@@ -123,7 +124,7 @@ def simulate(
             "--bound: fewer than two versions have a measured gradient; evaluate more often"
         )
     summary = summarize(history, now=history.at)
-    if json:
+    if as_json:
         rate = {"bound": None if compared is None else asdict(compared)} if bound else {}
         console.print_json(summary.as_json() | rate)
     else:
@@ -161,7 +162,7 @@ def _tell_bound(compared: bounds.Bound) -> None:
     )
 
 
-def _repeat(like: str, out: Path, *, workers: int | None, threads: int, json: bool) -> None:
+def _repeat(like: str, out: Path, *, workers: int | None, threads: int, as_json: bool) -> None:
     source, federation = connections.find_run(like)
     if Path(like).resolve() == (out / federation).resolve():
         raise InvalidSpec(f"--out {out}: that is where the recorded run lies; choose another place")
@@ -180,7 +181,7 @@ def _repeat(like: str, out: Path, *, workers: int | None, threads: int, json: bo
     )
     n, version, mismatch = -1, 0, None
     try:
-        with _bar() as bar:
+        with console.progress() as bar:
             task = bar.add_task(f"{federation} again", total=newest.manifest.n + 1)
             for book in again:
                 n, version = book.head.manifest.n, book.state.version
@@ -190,7 +191,7 @@ def _repeat(like: str, out: Path, *, workers: int | None, threads: int, json: bo
     except KeyboardInterrupt:
         console.error(f"{federation}: interrupted; the same command goes on from here")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    if json:
+    if as_json:
         fields = {"federation": federation, "manifests": n + 1, "version": version}
         console.print_json(fields | {"mismatch": mismatch})
     elif mismatch is None:
@@ -205,7 +206,7 @@ def follow(running: Simulation, spec: FederationSpec, federation: str) -> None:
     """Run it, with a bar on a terminal and else a line from time to time, on stderr."""
     began = printed_at = time.monotonic()
     begun_with: float | None = None
-    with _bar() as bar:
+    with console.progress() as bar:
         task = bar.add_task(federation, total=1.0)
         for book in running.run():
             now, seconds = time.monotonic(), book.head.manifest.at - running.created_at
@@ -217,18 +218,6 @@ def follow(running: Simulation, spec: FederationSpec, federation: str) -> None:
                 printed_at, gained = now, done - begun_with
                 eta = (now - began) * (1 - done) / gained if gained > 0 else None
                 console.err.print(f"{text}  eta {views.duration(eta)}", soft_wrap=True)
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeRemainingColumn(),
-        console=console.err,
-        transient=True,
-        disable=not console.is_screen(console.err),
-    )
 
 
 def _line(running: Simulation, state: State, seconds: float) -> str:
@@ -251,7 +240,7 @@ def _fraction(stop: Stop, state: State, seconds: float) -> float:
 
 
 def _tell(summary: Summary, out: Path) -> None:
-    console.say(f"{summary.status}: {headline_of(summary.reason)}", views.STYLES[summary.status])
+    console.say(f"{summary.status}: {first_line(summary.reason)}", views.STYLES[summary.status])
     if summary.best is not None:
         final = f"{summary.metric} {views.measured(summary.latest)}"
         console.say(f"{final}, best {views.measured(summary.best)}", "bold")

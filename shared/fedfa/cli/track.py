@@ -16,7 +16,7 @@ from fedfa.tracking import MLflow, Sink, TensorBoard, Tracker
 
 
 def track(
-    id: Id,
+    federation: Id,
     tensorboard: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="write event files in FOLDER/ID", show_default=False),
@@ -34,24 +34,24 @@ def track(
     """
     if tensorboard is None and mlflow is None:
         raise InvalidInput("track: nowhere to write to; give --tensorboard FOLDER or --mlflow URI")
-    reader = HistoryReader(connections.store(folder), id)
+    reader = HistoryReader(connections.store(folder), federation)
     sinks: list[Sink] = []
     if tensorboard is not None:
         sinks.append(TensorBoard(tensorboard, reader.submission))
     if mlflow is not None:
         sinks.append(MLflow(mlflow, reader.submission, experiment=experiment))
     for sink in sinks:
-        console.say(f"{id}: to {sink.where}")
+        console.say(f"{federation}: to {sink.where}")
     status = "running"
     try:
         status = _follow(reader, [Tracker(sink) for sink in sinks])
     except KeyboardInterrupt:
-        console.error(f"{id}: interrupted; the same command goes on from here")
+        console.error(f"{federation}: interrupted; the same command goes on from here")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         for sink in sinks:
             sink.close(status)
-    console.say(f"{id}: {status}")
+    console.say(f"{federation}: {status}")
 
 
 def _follow(reader: HistoryReader, trackers: list[Tracker]) -> str:

@@ -9,7 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedfa.summary import Measured, Summary, code_of, headline_of
+from fedfa.summary import Measured, Summary
+from fedfa.tracebacks import code_of, first_line
 
 STYLES = {
     "waiting": "yellow",
@@ -53,7 +54,7 @@ def line(summary: Summary) -> str:
     if summary.eta_seconds is not None:
         parts.append(f"eta {_eta(summary)}")
     if summary.evaluation_error:
-        parts.append(f"evaluation {headline_of(summary.evaluation_error)}")
+        parts.append(f"evaluation {first_line(summary.evaluation_error)}")
     return "  ".join(parts)
 
 
@@ -76,13 +77,13 @@ def panel(summary: Summary, values: Iterable[float] = (), *, note: str = "") -> 
         if summary.refusal:
             last = f"; the last, {summary.refused}"
             if summary.refusal not in summary.reason:  # which is shown below
-                last += f": {headline_of(summary.refusal)}"
+                last += f": {first_line(summary.refusal)}"
         rows.add_row("refused", Text(refused + last, "yellow"))
     if summary.evaluation_error:
-        rows.add_row("evaluation", Text(headline_of(summary.evaluation_error), "yellow"))
+        rows.add_row("evaluation", Text(first_line(summary.evaluation_error), "yellow"))
     parts: list[RenderableType] = [rows]
     if summary.reason:
-        parts.append(Text(headline_of(summary.reason), "dim"))
+        parts.append(Text(first_line(summary.reason), "dim"))
     if note:
         parts.append(Text(note, "yellow"))
     style = STYLES[summary.status]
@@ -117,7 +118,7 @@ def details(summary: Summary) -> RenderableType:
         (summary.federation, summary.reason),
     ):
         if error and code_of(error):
-            failed.setdefault(code_of(error), f"{whose}: {headline_of(error)}")
+            failed.setdefault(code_of(error), f"{whose}: {first_line(error)}")
     parts += [Text(f"{told}\n{code}", "red") for code, told in failed.items()]
     return Group(*parts)
 

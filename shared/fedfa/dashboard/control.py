@@ -7,7 +7,7 @@ so another site's page cannot make its visitor's browser start anything.
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
@@ -20,6 +20,8 @@ from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 
 STOPPED = "stopped from the dashboard"
+
+Asked = TypeVar("Asked", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def stop(store: ObjectStore, control: Control, federation: str, body: bytes) -> 
     return {"id": federation}
 
 
-def _parsed(kind: type[Any], body: bytes) -> Any:
+def _parsed(kind: type[Asked], body: bytes) -> Asked:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

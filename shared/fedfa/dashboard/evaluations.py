@@ -4,10 +4,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from fedfa import keys
 from fedfa.dashboard.bounded import Thinned
-from fedfa.errors import InvalidInput, NotFound
-from fedfa.history import Evaluation, read_evaluation
+from fedfa.history import Evaluation, evaluated_versions, evaluation_or_none
 from fedfa.store import ObjectStore
 
 LIST_ALL_SECONDS = 60.0  # evaluations may finish out of order; between, only the newest are listed
@@ -32,7 +30,7 @@ class Evaluations:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._prefix = keys.evaluation(federation, 0).removesuffix("0.json")
+        self._federation = federation
         self._readers = readers
         self._clock = clock
         self._points: Thinned[Evaluation] = Thinned(most)
@@ -51,7 +49,10 @@ class Evaluations:
             self._newest = listed[-NEWEST - 1]
         newer = [each for each in listed if each > self._newest]
         wanted = dict.fromkeys([*self._points.missing(listed), *newer])
-        for each in self._readers.map(self._read, wanted):
+        found = self._readers.map(
+            lambda each: evaluation_or_none(self._store, self._federation, each), wanted
+        )
+        for each in found:
             if each is not None:
                 self._take(each)
         return bool(wanted)
@@ -72,25 +73,13 @@ class Evaluations:
         elif self.latest is None or evaluation.version > self.latest.version:
             self.latest = evaluation
 
-    def _read(self, version: int) -> Evaluation | None:
-        try:
-            return read_evaluation(self._store, f"{self._prefix}{version}.json")
-        except NotFound:
-            return None
-        except InvalidInput as error:
-            return Evaluation(version, at=0.0, error=str(error))
-
     def _listed(self, version: int) -> list[int]:
         """Versions with a result: all once in a while, else those near this one."""
         now, block = self._clock(), version // self._block
         if now - self._listed_at > LIST_ALL_SECONDS or block == 0:
             self._listed_at = now
-            prefixes = [self._prefix]
+            starts = [""]
         else:
-            prefixes = [f"{self._prefix}{each}" for each in (block - 1, block) if each]
-        names = [
-            info.key.removeprefix(self._prefix).removesuffix(".json")
-            for prefix in prefixes
-            for info in self._store.list(prefix)
-        ]
-        return sorted({int(name) for name in names if name.isdecimal()})
+            starts = [str(each) for each in (block - 1, block) if each]
+        found = (evaluated_versions(self._store, self._federation, digits=each) for each in starts)
+        return sorted(set[int]().union(*found))

@@ -40,7 +40,7 @@ class Mark:
 
 
 class Follower:
-    """All attributes are for reading; `advance` changes them."""
+    """Its public attributes are for reading; look(), read() and read_older() change them."""
 
     def __init__(self, store: ObjectStore, federation: str, *, readers: Executor) -> None:
         """Raises NotFound when there is no such federation."""
@@ -54,7 +54,7 @@ class Follower:
         self.birth: Birth | None = None
         self.pool_of: dict[str, str] = {}  # client -> pool
         self.born_at: float | None = None
-        self.newest: Manifest | None = None  # known to exist; `is_read` says up to where
+        self.newest: Manifest | None = None  # known to exist; read up to `_next`
         self.marks: Thinned[Mark] = Thinned(POINTS)
         self.totals = Totals()
         self.rows: deque[JsonRow] = deque(maxlen=ROWS)

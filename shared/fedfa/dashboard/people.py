@@ -1,6 +1,6 @@
 """Who works on a federation and who takes part in it, for the page.
 
-Made from a Follower alone. live: what the scheduler knows (an entry of /federations), or None.
+Made from a Follower. live: what the scheduler knows (an entry of /federations), or None.
 """
 
 from math import sqrt

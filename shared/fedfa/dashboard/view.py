@@ -1,6 +1,7 @@
 """A federation as the page draws it: one JSON value, a few tens of kilobytes at most.
 
-Made from a Follower alone. Times are seconds since submission, except created_at (unix).
+Made from a Follower, and from what the scheduler knows. Times are seconds since submission, except
+created_at (unix).
 """
 
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from fedfa.summary import (
     best_of,
     held_up,
     leading_metric,
+    measurements,
     towards,
     waiting_for,
 )
@@ -41,7 +43,7 @@ def view_of(follower: Follower, *, live: Json | None = None, now: float = 0.0) -
     until = newest.at if newest else created_at
     evaluations = follower.evaluations.values()
     metric = leading_metric(spec.stop, evaluations)
-    measured = _series(evaluations, metric, created_at) if metric else []
+    measured = measurements(evaluations, metric, since=created_at) if metric else []
     rate = _rate_now(follower)
     version, merged = (state.version, state.num_merged) if state else (0, 0)
     progress = eta = None
@@ -122,14 +124,6 @@ def brief_metrics(evaluations: list[Evaluation], spec: FederationSpec) -> Json:
         "target": spec.stop.target.value if spec.stop.target else None,
         "spark": [_short(value) for value in points],
     }
-
-
-def _series(evaluations: list[Evaluation], metric: str, created_at: float) -> list[Measured]:
-    return [
-        Measured(each.version, each.metrics[metric], each.at - created_at)
-        for each in evaluations
-        if metric in each.metrics
-    ]
 
 
 def _measured(point: Measured | None) -> Json | None:

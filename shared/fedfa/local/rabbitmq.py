@@ -38,9 +38,9 @@ exec chroot "$0" "$@"
 
 
 class RabbitMQ:
-    """One node. `config` are lines of rabbitmq.conf, `advanced` is a whole advanced.config."""
+    """One node. Its folder's advanced.config may be written before it is started."""
 
-    def __init__(self, folder: Path, *, config: str = "", advanced: str = "[].") -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.port, distribution_port, epmd_port = free_ports(3)
         self._root = _other_root()
@@ -72,7 +72,7 @@ class RabbitMQ:
             "RABBITMQ_CTL_ERL_ARGS": f"{_LOOPBACK_ONLY} {_NO_SPINNING} +S 1:1",
             "RUNNING_UNDER_SYSTEMD": "1",  # the start script becomes the node: one pid
         }
-        self._write_files(config, advanced)
+        self._write_files()
 
     @property
     def url(self) -> str:
@@ -152,11 +152,14 @@ class RabbitMQ:
         enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER_ROOT]
         return [*enter, str(self._root), str(self.folder), str(_DATA_IN_ROOT), *words]
 
-    def _write_files(self, config: str, advanced: str) -> None:
+    def _write_files(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        listener = f"listeners.tcp.1 = 127.0.0.1:{self.port}\n{_SMALL_LOG}\n"
-        (self.folder / "rabbitmq.conf").write_text(listener + config + "\n")
-        (self.folder / "advanced.config").write_text(advanced + "\n")
+        listener = f"listeners.tcp.1 = 127.0.0.1:{self.port}
+"
+        (self.folder / "rabbitmq.conf").write_text(f"{listener}{_SMALL_LOG}
+")
+        (self.folder / "advanced.config").write_text("[].
+")
         (self.folder / "enabled_plugins").write_text("[].\n")
         cookie = self.folder / ".erlang.cookie"  # Erlang demands that nobody else can read it
         if not cookie.exists():

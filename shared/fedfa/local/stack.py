@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -154,10 +155,7 @@ class LocalStack:
         """Wait until every service answers HTTP. Raises Misconfigured with the end of its log."""
         for name, process in self.processes.items():
             port = self.http_ports[name]
-            process.wait_until(
-                lambda port=port: accepts(port),  # type: ignore[misc]
-                timeout_seconds=SERVICE_START_SECONDS,
-            )
+            process.wait_until(partial(accepts, port), timeout_seconds=SERVICE_START_SECONDS)
 
     def supervise(self) -> list[str]:
         """Start again whatever service has died, and say which in a line each.

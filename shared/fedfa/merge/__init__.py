@@ -5,8 +5,8 @@ the slots that open again; one kernel, `combine`, applies it to the vectors. Rul
 readable lines, and a new rule needs no new vector code.
 """
 
-from fedfa.merge.combine import Combination, Merge, combine
+from fedfa.merge.combine import Combination, Verdict, combine
 from fedfa.merge.entry import Entry
 from fedfa.merge.rules import Rule, rule_of
 
-__all__ = ["Combination", "Entry", "Merge", "Rule", "combine", "rule_of"]
+__all__ = ["Combination", "Entry", "Rule", "Verdict", "combine", "rule_of"]

@@ -34,7 +34,7 @@ class Combination:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class Verdict:
     """A rule's answer to one more update in the window.
 
     combination: None leaves model and version as they are (the window is still filling).

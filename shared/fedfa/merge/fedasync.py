@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from fedfa.merge.combine import Combination, Merge
+from fedfa.merge.combine import Combination, Verdict
 from fedfa.merge.entry import Entry
 from fedfa.merge.staleness import Staleness
 
 
-def fedasync(entries: Sequence[Entry], *, alpha: float, staleness: Staleness) -> Merge:
+def fedasync(entries: Sequence[Entry], *, alpha: float, staleness: Staleness) -> Verdict:
     """Mix one client's model into the global model.
 
         w_t = (1 - a_t) w_{t-1} + a_t w_i,   a_t = alpha * s(staleness_i)
@@ -20,4 +20,4 @@ def fedasync(entries: Sequence[Entry], *, alpha: float, staleness: Staleness) ->
     combination = Combination(
         keep=1.0 - mixing, step=mixing, weights=(1.0,), divisor=1.0, beta=mixing, shares=(1.0,)
     )
-    return Merge(combination, kept=0, reopens="own")
+    return Verdict(combination, kept=0, reopens="own")

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from fedfa.merge.combine import Combination, Merge
+from fedfa.merge.combine import Combination, Verdict
 from fedfa.merge.entry import Entry
 from fedfa.merge.fednova import Weigh
 
 
-def fedavg(entries: Sequence[Entry], *, concurrency: int, weigh: Weigh) -> Merge:
+def fedavg(entries: Sequence[Entry], *, concurrency: int, weigh: Weigh) -> Verdict:
     """Once all Mc clients of the round have reported, take the mean of their models by examples.
 
         w_t = sum_i (n_i / n) w_i = w_{t-1} + sum_i (n_i / n) d_i,   n = sum_i n_i
@@ -18,7 +18,7 @@ def fedavg(entries: Sequence[Entry], *, concurrency: int, weigh: Weigh) -> Merge
     round closes, none before; a client that has reported is not sampled again until then.
     """
     if len(entries) < concurrency:
-        return Merge(combination=None, kept=len(entries), reopens="none")
+        return Verdict(combination=None, kept=len(entries), reopens="none")
     examples = tuple(float(entry.num_examples) for entry in entries)
     combination = Combination(
         keep=1.0,
@@ -28,4 +28,4 @@ def fedavg(entries: Sequence[Entry], *, concurrency: int, weigh: Weigh) -> Merge
         beta=1.0,
         shares=examples,
     )
-    return Merge(combination, kept=0, reopens="waiting")
+    return Verdict(combination, kept=0, reopens="waiting")

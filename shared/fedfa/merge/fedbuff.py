@@ -1,14 +1,12 @@
 """FedBuff: semi-asynchronous; every K updates make one step, and the buffer empties."""
 
 from collections.abc import Sequence
-from typing import Literal
 
-from fedfa.merge.combine import Combination, Merge
+from fedfa.merge.combine import Combination, Verdict
 from fedfa.merge.entry import Entry
 from fedfa.merge.fednova import Weigh
 from fedfa.merge.staleness import Staleness
-
-Refill = Literal["at_once", "at_flush"]
+from fedfa.rule_choices import Refill
 
 
 def fedbuff(
@@ -19,7 +17,7 @@ def fedbuff(
     staleness: Staleness,
     refill: Refill,
     weigh: Weigh,
-) -> Merge:
+) -> Verdict:
     """Once K updates are in, add a step along their discounted mean.
 
         w_t = w_{t-1} + eta_g * (1/K) sum of the K s(staleness_i) d_i,   d_i = w_i - w_{b_i}
@@ -46,11 +44,11 @@ def fedbuff(
     return flushed(combination, refill)
 
 
-def waits(entries: Sequence[Entry], refill: Refill) -> Merge:
+def waits(entries: Sequence[Entry], refill: Refill) -> Verdict:
     """The buffer is not full yet."""
-    return Merge(None, kept=len(entries), reopens="own" if refill == "at_once" else "none")
+    return Verdict(None, kept=len(entries), reopens="own" if refill == "at_once" else "none")
 
 
-def flushed(combination: Combination, refill: Refill) -> Merge:
+def flushed(combination: Combination, refill: Refill) -> Verdict:
     """The buffer is merged, and empty."""
-    return Merge(combination, kept=0, reopens="own" if refill == "at_once" else "waiting")
+    return Verdict(combination, kept=0, reopens="own" if refill == "at_once" else "waiting")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedfa.merge.combine import Combination, Merge
+from fedfa.merge.combine import Combination, Verdict
 from fedfa.merge.entry import Entry
 from fedfa.merge.fednova import Weigh
 from fedfa.merge.staleness import Staleness
@@ -10,7 +10,7 @@ from fedfa.merge.staleness import Staleness
 
 def fedfa_delta(
     entries: Sequence[Entry], *, window: int, server_lr: float, staleness: Staleness, weigh: Weigh
-) -> Merge:
+) -> Verdict:
     """Add a step along the mean of the last K deltas, at every update.
 
         w_t = w_{t-1} + (eta_g / K) * (1/K) sum of the last K s_i d_i,   d_i = w_i - w_{b_i}
@@ -24,7 +24,7 @@ def fedfa_delta(
     staleness on arrival. Float buffers move with the weights, by beta = min(1, eta_g / K).
     """
     if len(entries) < window:
-        return Merge(combination=None, kept=len(entries), reopens="own")
+        return Verdict(combination=None, kept=len(entries), reopens="own")
     newest = entries[-window:]
     combination = Combination(
         keep=1.0,
@@ -34,10 +34,10 @@ def fedfa_delta(
         beta=min(1.0, server_lr / window),
         shares=(1.0,) * window,
     )
-    return Merge(combination, kept=window, reopens="own")
+    return Verdict(combination, kept=window, reopens="own")
 
 
-def fedfa_param(entries: Sequence[Entry], *, window: int) -> Merge:
+def fedfa_param(entries: Sequence[Entry], *, window: int) -> Verdict:
     """The global model is the mean of the last K client models.
 
         w_t = (1/K) sum of the last K w_i
@@ -46,7 +46,7 @@ def fedfa_param(entries: Sequence[Entry], *, window: int) -> Merge:
     stays w_0, which itself never enters the window. Float buffers are the window's mean.
     """
     if len(entries) < window:
-        return Merge(combination=None, kept=len(entries), reopens="own")
+        return Verdict(combination=None, kept=len(entries), reopens="own")
     combination = Combination(
         keep=0.0,
         step=1.0,
@@ -55,4 +55,4 @@ def fedfa_param(entries: Sequence[Entry], *, window: int) -> Merge:
         beta=1.0,
         shares=(1.0,) * window,
     )
-    return Merge(combination, kept=window, reopens="own")
+    return Verdict(combination, kept=window, reopens="own")

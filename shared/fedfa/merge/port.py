@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from fedfa.merge.combine import Combination, Merge
+from fedfa.merge.combine import Combination, Verdict
 from fedfa.merge.entry import Entry
-from fedfa.merge.fedbuff import Refill, flushed, waits
+from fedfa.merge.fedbuff import flushed, waits
+from fedfa.rule_choices import Refill
 
 
 def port(
@@ -15,7 +16,7 @@ def port(
     staleness_weight: float,
     staleness_scale: float,
     refill: Refill,
-) -> Merge:
+) -> Verdict:
     """Once K updates are in, add their weighted mean.
 
         r_i = n_i * (alpha * (cos_i + 1) / 2 + beta * b / (staleness_i + b))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from fedfa.merge.combine import Merge
+from fedfa.merge.combine import Verdict
 from fedfa.merge.entry import Entry
 from fedfa.merge.fedasync import fedasync
 from fedfa.merge.fedavg import fedavg
@@ -34,7 +34,7 @@ class Rule:
     """
 
     sends: Literal["deltas", "models"]
-    merge: Callable[[Sequence[Entry]], Merge]
+    merge: Callable[[Sequence[Entry]], Verdict]
     advice: str
     needs_cosine: bool = False
     max_staleness: int | None = None

@@ -1,6 +1,5 @@
 """Figures 1 to 6 as PNG, in the report's style."""
 
-import io
 from collections.abc import Callable
 
 import matplotlib as mpl
@@ -10,11 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedfa.paper.outcomes import Outcome, Point
-from fedfa.paper.plan import COMBINED, PARADIGMS, VARIANTS, Part, Plan
+from fedfa.paper.plan import COMBINED, PARADIGMS, VARIANTS, FigurePart, Plan
 from fedfa.paper.profiles import METHOD, METHODS
 from fedfa.paper.tables import VARIANT, Outcomes, Targets
 from fedfa.partition import split
-from fedfa.report.figures import GREY, STYLE
+from fedfa.report.figures import GREY, STYLE, png
 from fedfa.sections import Dirichlet
 
 COLOURS = (  # Okabe and Ito's, which the colour-blind can tell apart; wine for their pale yellow
@@ -26,7 +25,7 @@ SPLIT_CLIENTS, SPLIT_CLASSES, SPLIT_EXAMPLES = 20, 10, 5000
 ROUNDS_SHOWN = 3
 
 
-def draw(part: Part, plan: Plan, outcomes: Outcomes, targets: Targets) -> bytes:
+def draw(part: FigurePart, plan: Plan, outcomes: Outcomes, targets: Targets) -> bytes:
     """The figure as a PNG."""
     with mpl.rc_context(STYLE):
         match part:
@@ -43,15 +42,11 @@ def draw(part: Part, plan: Plan, outcomes: Outcomes, targets: Targets) -> bytes:
                 figure = _windows(plan, outcomes)
             case "fig6":
                 figure = _combined(plan, outcomes)
-            case _:
-                raise ValueError(part)
-        png = io.BytesIO()
-        figure.savefig(png, format="png")
-        return png.getvalue()
+        return png(figure)
 
 
 def _figure(number: int, *, columns: int = 2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """So many axes, row by row."""
+    """`number` axes, row by row."""
     rows, columns = -(-number // columns), min(number, columns)
     figure = Figure(figsize=(5.0 * columns, height * rows), layout="constrained")
     axes = [each for row in figure.subplots(rows, columns, squeeze=False) for each in row]

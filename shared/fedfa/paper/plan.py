@@ -17,20 +17,12 @@ from fedfa.paper.profiles import (
 )
 from fedfa.spec import FederationSpec, parse
 
-Part = Literal[
-    "table2",
-    "table3",
-    "table4",
-    "table5",
-    "table6",
-    "fig1",
-    "fig2",
-    "fig3",
-    "fig4",
-    "fig5",
-    "fig6",
-]
-PARTS: tuple[Part, ...] = get_args(Part)
+TablePart = Literal["table2", "table3", "table4", "table5", "table6"]
+FigurePart = Literal["fig1", "fig2", "fig3", "fig4", "fig5", "fig6"]
+Part = TablePart | FigurePart
+TABLES: tuple[TablePart, ...] = get_args(TablePart)
+FIGURES: tuple[FigurePart, ...] = get_args(FigurePart)
+PARTS: tuple[Part, ...] = (*TABLES, *FIGURES)
 Variant = Literal["", "fedprox", "fednova"]
 
 FEDBUFFS = ("fedbuff", "fedbuff-at-once")
@@ -139,6 +131,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The runs of a profile. seeds: how many of them, from 0 up, where a part has several."""
+
     profile: Profile
     rates: Rates
     seeds: int

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedfa.paper.outcomes import Outcome, Point, Spread, speed_up, spread
-from fedfa.paper.plan import COMBINED, FEDBUFFS, SWEPT, VARIANTS, Part, Plan, Run
+from fedfa.paper.plan import COMBINED, FEDBUFFS, SWEPT, VARIANTS, Plan, Run, TablePart
 from fedfa.paper.profiles import METHOD, METHODS, Benchmark
 
 NOT_REACHED = "not reached"
@@ -88,7 +88,7 @@ Outcomes = Mapping[str, Outcome]  # by the run's id
 Targets = Mapping[str, float]  # by benchmark
 
 
-def draw(part: Part, plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
+def draw(part: TablePart, plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
     match part:
         case "table2":
             return _to_target(part, plan, outcomes, targets, TIME)
@@ -100,11 +100,10 @@ def draw(part: Part, plan: Plan, outcomes: Outcomes, targets: Targets) -> Table:
             return _concurrency(plan, outcomes)
         case "table6":
             return _combined(plan, outcomes, targets)
-    raise ValueError(part)
 
 
 def _to_target(
-    part: Part, plan: Plan, outcomes: Outcomes, targets: Targets, measure: Measure
+    part: TablePart, plan: Plan, outcomes: Outcomes, targets: Targets, measure: Measure
 ) -> Table:
     table = Table(
         part,

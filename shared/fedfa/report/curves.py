@@ -1,6 +1,5 @@
 """Several runs in one figure: a metric over the time since submission, and over versions."""
 
-import io
 from collections.abc import Sequence
 
 import matplotlib as mpl
@@ -8,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedfa.history import History
-from fedfa.report.figures import STYLE, level_line
+from fedfa.report.figures import STYLE, level_line, png
 from fedfa.summary import series
 
 # Okabe and Ito's colours, that people with any colour vision can tell apart.
@@ -43,6 +42,4 @@ def draw(histories: Sequence[History], metric: str | None, level: float | None) 
         if level is not None:
             level_line(over_time, level, f"all reach {level:.4g}", below=True)
         over_versions.legend(loc="best")
-        image = io.BytesIO()
-        figure.savefig(image, format="png", bbox_inches="tight", facecolor="white")
-    return image.getvalue()
+        return png(figure, bbox_inches="tight")

@@ -5,7 +5,7 @@ needed. Colours are Okabe and Ito's, which the colour-blind can tell apart.
 """
 
 import io
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,23 +118,28 @@ def in_flight(rows: Iterable[Row], start: float) -> tuple[list[float], list[int]
 def utilisation(rows: Iterable[Row], end: float) -> dict[str, float]:
     """The fraction of its time, from its first job to the end, that each trainer computed."""
     first: dict[str, float] = {}
-    busy: Counter[str] = Counter()
+    busy: defaultdict[str, float] = defaultdict(float)
     for row in rows:
         if row.trainer is None or row.started_at is None or row.train_seconds is None:
             continue
         first[row.trainer] = min(first.get(row.trainer, row.started_at), row.started_at)
-        busy[row.trainer] += row.train_seconds  # type: ignore[assignment]
+        busy[row.trainer] += row.train_seconds
     return {
         trainer: min(1.0, busy[trainer] / max(end - first[trainer], 1e-9))
         for trainer in sorted(first)
     }
 
 
+def png(figure: Figure, **options: Any) -> bytes:
+    """The figure as a file. Call it in the style that it was drawn in."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", facecolor="white", **options)
+    return image.getvalue()
+
+
 def _render(draw: Callable[[History], Figure], history: History) -> bytes:
     with mpl.rc_context(STYLE):
-        image = io.BytesIO()
-        draw(history).savefig(image, format="png", bbox_inches="tight", facecolor="white")
-    return image.getvalue()
+        return png(draw(history), bbox_inches="tight")
 
 
 def _quality(history: History) -> Figure:

@@ -30,7 +30,7 @@ class MyTaskTest(unittest.TestCase):
 
     def test_every_client_has_the_examples_that_it_counts(self) -> None:
         for client, number in base.clients_of(self.task).items():
-            self.assertEqual(len(self.task.shard(client)), number)  # type: ignore[arg-type]
+            self.assertEqual(len(self.task.shard(client)), number)
 
     def test_training_lowers_the_loss(self) -> None:
         client = next(iter(base.clients_of(self.task)))

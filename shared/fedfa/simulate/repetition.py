@@ -17,12 +17,11 @@ from fedfa.events import Decision, Job, Merged, Rejected, Update
 from fedfa.ledger import Ledger
 from fedfa.manifests import Committed, ModelRef
 from fedfa.replay import Mismatch
-from fedfa.replica import Replica, decide, merge, needs_base
+from fedfa.replica import Replica, decide, is_judgement, merge, needs_base
 from fedfa.simulate.workers import Answer, Workers, usable_cores
 from fedfa.spec import Submitted
 from fedfa.store import DirectoryStore, ObjectStore
 
-JUDGED = ("norm:", "diverged:")  # rejections for what the training made, not for how it arrived
 AHEAD_PER_WORKER = 4  # manifests whose updates may be trained before their turn
 OTHERWISE = (
     "its trainer may have used another number of torch threads (--threads), another device or "
@@ -218,7 +217,7 @@ def _trained(decision: Decision) -> Update | None:
     match decision.event:
         case Merged(update):
             return update
-        case Rejected(update, reason) if reason.startswith(JUDGED):
+        case Rejected(update) as rejected if is_judgement(rejected):
             return update
     return None
 

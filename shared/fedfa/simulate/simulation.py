@@ -64,9 +64,7 @@ class Flight:
     answer: "Future[Answer]"
 
 
-def submit(
-    store: DirectoryStore, spec: FederationSpec, federation: str, *, created_at: float
-) -> Submitted:
+def submit(store: DirectoryStore, spec: FederationSpec, federation: str) -> Submitted:
     """Create spec.json, or find the same one there: then the run goes on.
 
     Its uid follows from the spec, so that two runs of one spec write the same bytes.
@@ -75,7 +73,7 @@ def submit(
     submission = Submitted(
         federation=check_id(federation),
         uid=sha256(fields.encode())[:32],
-        created_at=created_at,
+        created_at=0.0,  # where the virtual clock starts
         spec=spec,
     )
     body = submission.model_dump_json(by_alias=True).encode()
@@ -99,7 +97,7 @@ def clock_of(
     threads: int,
 ) -> Clock:
     """The run's clock: what it began with, or else this one. step_seconds None: measure it."""
-    key = f"{federation}/simulation.json"
+    key = keys.simulation(federation)
     try:
         known = Clock(**json.loads(store.get(key)))
     except NotFound:
@@ -127,19 +125,17 @@ def simulation(
     num_workers: int | None = None,
     threads: int = 1,
     step_seconds: float | None = 0.0,
-    created_at: float = 0.0,
     with_gradient: bool = False,
     task_allow: Sequence[str] = (),
 ) -> "Iterator[Simulation]":
     """A federation in folder `root`, begun or taken up again, with its workers.
 
-    num_workers None: one for each core that can be used. step_seconds None: measured. created_at
-    is the unix time at which the virtual clock starts.
+    num_workers None: one for each core that can be used. step_seconds None: measured.
     """
     store = DirectoryStore(root)
     number = min(num_workers or usable_cores(), spec.concurrency)
     workers = Workers(root, federation, number=number, threads=threads, task_allow=task_allow)
-    submission = submit(store, spec, federation, created_at=created_at)
+    submission = submit(store, spec, federation)
     with workers:
         clock = clock_of(store, federation, workers, step_seconds=step_seconds, threads=threads)
         yield Simulation(store, submission, workers, clock, with_gradient=with_gradient)
@@ -304,10 +300,8 @@ class Simulation:
     def _go_on(self, book: Ledger) -> None:
         """Take the run up where its log ends: open jobs, and evaluations that are missing."""
         federation = self._submission.federation
-        prefix = keys.evaluation(federation, 0).removesuffix("0.json")
-        for info in self._store.list(prefix):
-            evaluation = history.read_evaluation(self._store, info.key)
-            self.evaluations[evaluation.version] = evaluation
+        for version in history.evaluated_versions(self._store, federation):
+            self.evaluations[version] = history.read_evaluation(self._store, federation, version)
         opened: dict[Job, Manifest] = {}
         for committed in manifests.log(self._store, federation):
             manifest = committed.manifest
@@ -342,10 +336,11 @@ class Simulation:
             if not (wait or answer.done()):
                 continue
             fields = {"version": version, "at": at, "trainer": WRITER} | answer.result()["result"]
-            key = keys.evaluation(self._submission.federation, version)
+            federation = self._submission.federation
             with suppress(AlreadyExists):  # the run was interrupted right here
+                key = keys.evaluation(federation, version)
                 self._store.create(key, canonical_json(fields).encode())
-            self.evaluations[version] = history.read_evaluation(self._store, key)
+            self.evaluations[version] = history.read_evaluation(self._store, federation, version)
             del self._evaluating[version]
 
     def _reached(self) -> Evaluation | None:

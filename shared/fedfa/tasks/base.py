@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from pydantic import ValidationError
 from torch import nn
-from torch.utils.data import Dataset
 
 from fedfa.complaints import describe
 from fedfa.errors import InvalidSpec, UnknownTask
@@ -26,6 +25,14 @@ Options = TypeVar("Options", bound=Section)
 
 GROUP = "fedfa.tasks"
 METHODS = ("model", "clients", "shard", "loss", "evaluate")
+
+
+class Shard(Protocol):
+    """A client's examples, each a tuple of tensors."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
 
 
 class Task(Protocol):
@@ -45,8 +52,8 @@ class Task(Protocol):
         """Every client's name and its number of examples."""
         ...
 
-    def shard(self, client: str) -> Dataset[Any]:
-        """One client's examples: map-style with a length, each a tuple of tensors."""
+    def shard(self, client: str) -> Shard:
+        """The examples of one of clients()."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:

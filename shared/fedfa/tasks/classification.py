@@ -4,24 +4,24 @@
 in memory and deals them out as the spec's partition says.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from fedfa.errors import InvalidData
 from fedfa.partition import Indices, split
 from fedfa.randomness import prf
 from fedfa.spec import FederationSpec
-from fedfa.tasks.base import Batch
+from fedfa.tasks.base import Batch, Shard
 
 EVALUATION_BATCH = 500
 
 
-class Classification:
+class Classification(ABC):
     """Says what a network is, its examples and its scores; the labels are a batch's last column."""
 
     def __init__(self, spec: FederationSpec, num_examples: Mapping[str, int]) -> None:
@@ -29,17 +29,17 @@ class Classification:
         self.spec = spec
         self._num_examples = num_examples
 
+    @abstractmethod
     def network(self) -> nn.Module:
         """A new model; torch's generator is seeded by the caller."""
-        raise NotImplementedError
 
-    def examples(self, client: str) -> Dataset[Any]:
+    @abstractmethod
+    def examples(self, client: str) -> Shard:
         """The shard of a client there is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def held_out(self) -> Iterable[Batch]:
         """Everything that `evaluate` measures, in batches."""
-        raise NotImplementedError
 
     def inputs(self, examples: torch.Tensor) -> torch.Tensor:
         """What the model sees of a batch of examples: scale, normalise or augment here."""
@@ -58,7 +58,7 @@ class Classification:
     def clients(self) -> Mapping[str, int]:
         return self._num_examples
 
-    def shard(self, client: str) -> Dataset[Any]:
+    def shard(self, client: str) -> Shard:
         if client not in self._num_examples:
             raise InvalidData(f"{client}: no such client, there are {len(self._num_examples)}")
         return self.examples(client)
@@ -110,5 +110,5 @@ class TensorClassification(Classification):
 
 
 def client_name(number: int) -> str:
-    """Of a client that the spec's partition made."""
+    """The name of the client of this number in the spec's partition."""
     return f"client-{number:04d}"

@@ -37,8 +37,8 @@ def _fetched(location: str) -> Path:
 
     def fetch(found: ObjectInfo) -> None:
         inside = Path(found.key.removeprefix(prefix).lstrip("/") or Path(prefix).name)
-        if not f"{found.key}/".startswith(f"{prefix}/") or ".." in inside.parts:
-            return  # a sibling whose name starts alike, or a key that would leave the folder
+        if ".." in inside.parts:
+            return  # it would leave the folder
         file = root / inside
         if not file.exists() or file.stat().st_size != found.size_bytes:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,12 @@ def _fetched(location: str) -> Path:
                 partial.write(source.get(found.key, max_bytes=MAX_OBJECT_BYTES))
             os.replace(partial.name, file)  # another trainer may be fetching the same
 
-    found = list(source.list(prefix))
+    # A sibling's name may start alike.
+    found = [each for each in source.list(prefix) if f"{each.key}/".startswith(f"{prefix}/")]
+    if not found:
+        raise InvalidData(
+            f"task.options: {location}: no objects there; correct the prefix, or upload the data"
+        )
     with ThreadPoolExecutor(READERS) as readers:
         list(readers.map(fetch, found))
     return root / Path(prefix).name if prefix in {each.key for each in found} else root

@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -17,7 +18,9 @@ TRAIN_SHARE = 0.8
 
 
 class DigitsOptions(Section):
-    norm: Literal["none", "batch"] = "none"
+    norm: Literal["none", "batch"] = Field(
+        default="none", description="batch: a BatchNorm after each convolution"
+    )
 
 
 class Digits(TensorClassification):

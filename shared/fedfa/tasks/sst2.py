@@ -32,7 +32,7 @@ class Sst2Options(TextOptions):
         min_length=1,
         description="the pre-trained model's folder: below FEDFA_DATA, or s3://bucket/prefix",
     )
-    lora_rank: int = Field(default=1, ge=1)
+    lora_rank: int = Field(default=1, ge=1, description="of the adapter that is trained")
     lora_alpha: int = Field(default=1, ge=1, description="the update B A is scaled by alpha / rank")
     train_examples: int | None = Field(default=None, ge=1, description="use only the first ones")
 
