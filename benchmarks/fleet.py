@@ -12,7 +12,7 @@ from fedfa.broker import Consumer, Publisher
 from fedfa.canonical import canonical_json
 from fedfa.events import Job
 from fedfa.federation import Slot, is_evaluation_due
-from fedfa.manifests import Birth, Manifest
+from fedfa.log import Birth, Manifest
 from fedfa.messages import UpdateReady
 from fedfa.s3 import S3Store
 from fedfa.spec import Submitted

@@ -26,7 +26,7 @@ from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import NotFound
 from fedfa.events import Decision, Job, Merged, Update
 from fedfa.federation import Federation, found, step
-from fedfa.manifests import Birth, Manifest, ModelRef
+from fedfa.log import Birth, Manifest, ModelRef
 from fedfa.messages import UpdateReady
 from fedfa.spec import parse
 from fedfa.store import ObjectStore

@@ -29,7 +29,7 @@ from fedfa.broker import Consumer, Publisher
 from fedfa.local.processes import ServerProcess
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.replay import verify
 from fedfa.s3 import S3Store
 from fedfa.sections import KeepBounded

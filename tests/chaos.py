@@ -27,7 +27,7 @@ from typing import Any
 from fedfa import manifests
 from fedfa.errors import FedfaError
 from fedfa.events import Merged
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.observability import EXIT_FENCED
 from fedfa.topology import EVENTS, UPDATES, jobs
 from fedfa_scheduler.bucket import delivered_update

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedfa.history import History
+from fedfa.rows import History
 
 METRIC = "squared_gradient_norm"
 MOST_LINES = 8

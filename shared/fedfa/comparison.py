@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from fedfa.errors import InvalidInput
-from fedfa.history import History
+from fedfa.rows import History
 from fedfa.rule_choices import FedAsync, FedAvg
 from fedfa.spec import FederationSpec
 from fedfa.summary import LOWER_IS_BETTER, Measured, headline, series, summarize

@@ -15,7 +15,7 @@ from fedfa.errors import InvalidInput, NotFound
 from fedfa.events import Decision
 from fedfa.failpoints import reach
 from fedfa.federation import Client, State, Status, found
-from fedfa.manifests import Birth, Committed, Manifest, ModelRef
+from fedfa.log import Birth, Committed, Manifest, ModelRef
 from fedfa.memory import Bytes
 from fedfa.messages import Count, Name, PoolName
 from fedfa.replica import Replica

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from fedfa import keys
 from fedfa.events import Merged
 from fedfa.federation import Federation, is_evaluation_due
-from fedfa.history import Evaluation
-from fedfa.manifests import Manifest, ModelRef
+from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.sections import KeepBounded, RetentionChoice, Stop
 from fedfa.spec import FederationSpec

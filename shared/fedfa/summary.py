@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedfa.federation import State
-from fedfa.history import Evaluation, History, Row
+from fedfa.log import Evaluation
+from fedfa.rows import History, Row
 from fedfa.sections import Stop
 from fedfa.spec import FederationSpec
 

@@ -22,7 +22,7 @@ from fedfa.errors import InvalidSpec, NotFound
 from fedfa.events import Abandoned, Decision, Event, Job, Merged, Rejected, Stopped, Update
 from fedfa.federation import apply_rule, found, is_evaluation_due, step
 from fedfa.ledger import Ledger
-from fedfa.manifests import Birth, Committed, Manifest, ModelRef
+from fedfa.log import Birth, Committed, Manifest, ModelRef
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import decide
 from fedfa.sections import KeepBounded

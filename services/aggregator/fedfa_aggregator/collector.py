@@ -17,8 +17,8 @@ from typing import Self
 
 from fedfa import history, keys, manifests, retention
 from fedfa.errors import InvalidInput, NotFound, StoreUnavailable
-from fedfa.history import Evaluation
 from fedfa.ledger import Ledger
+from fedfa.log import Evaluation
 from fedfa.retention import Kept
 from fedfa.sections import KeepBounded
 from fedfa.spec import Submitted

@@ -12,8 +12,7 @@ from fedfa.canonical import canonical_json
 from fedfa.complaints import describe
 from fedfa.errors import InvalidInput, NotFound
 from fedfa.federation import Federation
-from fedfa.history import Evaluation
-from fedfa.manifests import Manifest
+from fedfa.log import Evaluation, Manifest
 from fedfa.messages import UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore

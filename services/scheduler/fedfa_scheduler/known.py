@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 from fedfa.events import Job
 from fedfa.federation import Federation, is_evaluation_due
-from fedfa.history import Evaluation
-from fedfa.manifests import Manifest, ModelRef
+from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.messages import JobFacts, StopFederation, Work
 from fedfa.pools import DEFAULT_POOL
 from fedfa.spec import Submitted

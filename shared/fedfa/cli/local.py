@@ -18,8 +18,9 @@ from fedfa import spec as specs
 from fedfa import submission
 from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments, NewId, SpecFile
-from fedfa.history import History, HistoryReader
+from fedfa.history import HistoryReader
 from fedfa.pools import DEFAULT_POOL
+from fedfa.rows import History
 from fedfa.store import ObjectStore
 from fedfa.summary import Summary, summarize
 

@@ -7,7 +7,8 @@ from concurrent.futures import Executor
 from fedfa import keys
 from fedfa.dashboard.bounded import Thinned
 from fedfa.errors import InvalidInput, NotFound
-from fedfa.history import Evaluation, read_evaluation
+from fedfa.history import read_evaluation
+from fedfa.log import Evaluation
 from fedfa.store import ObjectStore
 
 LIST_ALL_SECONDS = 60.0  # evaluations may finish out of order; between, only the newest are listed

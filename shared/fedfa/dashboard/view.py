@@ -11,7 +11,7 @@ import yaml
 
 from fedfa.dashboard import people
 from fedfa.dashboard.follower import Follower, Mark
-from fedfa.history import Evaluation
+from fedfa.log import Evaluation
 from fedfa.spec import FederationSpec
 from fedfa.summary import (
     RATE_SECONDS,

@@ -21,9 +21,8 @@ from fedfa.delays import delay_seconds
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
 from fedfa.events import Abandoned, Decision, Job, Stopped, Update
 from fedfa.federation import Federation, Slot, is_evaluation_due
-from fedfa.history import Evaluation
 from fedfa.ledger import Ledger
-from fedfa.manifests import Manifest, ModelRef
+from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.sections import KeepBounded, Stop
 from fedfa.simulate.durations import train_seconds
