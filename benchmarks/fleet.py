@@ -12,7 +12,7 @@ from fedfa.broker import Consumer, Publisher
 from fedfa.canonical import canonical_json
 from fedfa.events import Job
 from fedfa.federation import Slot, is_evaluation_due
-from fedfa.log import Birth, Manifest
+from fedfa.log import Manifest
 from fedfa.messages import UpdateReady
 from fedfa.s3 import S3Store
 from fedfa.spec import Submitted
@@ -81,8 +81,9 @@ class Fleet:
     def _evaluate(self, manifest: Manifest) -> None:
         """As the scheduler would: the newest version that is due, if it is there by itself."""
         model = manifest.model
-        value = manifests.federation_of(self.submitted, Birth((), MODEL, ""), manifest.state)
-        if model and model.version > self.evaluated and is_evaluation_due(value, model.version):
+        if model is None or model.version <= self.evaluated:
+            return
+        if is_evaluation_due(self.submitted.spec, manifest.state, model.version):
             self.evaluated = model.version
             metrics = {"accuracy": self.draw.random()}
             fields = {"version": model.version, "at": time.time(), "metrics": metrics}

@@ -195,7 +195,7 @@ def bear(
         decisions=(),
         model=model,
         state=value.state,
-        birth=replace(birth, clients=value.clients),
+        birth=replace(birth, clients=value.clients.ordered),
     )
     head = manifests.commit(store, manifest)
     return Ledger(submission, manifest.birth, head, Replica(value, vector, ()))

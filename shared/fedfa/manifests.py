@@ -15,7 +15,7 @@ from fedfa.canonical import canonical_json, sha256
 from fedfa.complaints import describe
 from fedfa.errors import AlreadyExists, Fenced, InvalidInput, NotFound
 from fedfa.failpoints import reach
-from fedfa.federation import Federation, State
+from fedfa.federation import Clients, Federation, State
 from fedfa.log import Birth, Committed, Manifest
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
@@ -140,7 +140,7 @@ def submitted(store: ObjectStore, federation: str) -> Submitted:
 
 def federation_of(submission: Submitted, birth: Birth, state: State) -> Federation:
     """The federation's value at the state that a manifest records."""
-    return Federation(submission.spec, birth.clients, state)
+    return Federation(submission.spec, Clients(birth.clients), state)
 
 
 def birth_of(store: ObjectStore, federation: str) -> Birth:

@@ -11,7 +11,6 @@ from fedfa.events import Decision, Event, Merged, Rejected, Stopped, Update
 from fedfa.federation import (
     Federation,
     apply_rule,
-    due_stop,
     excess_norm,
     excess_step,
     median,
@@ -20,6 +19,7 @@ from fedfa.federation import (
     too_stale,
 )
 from fedfa.merge import combine, rule_of
+from fedfa.stops import due_stop
 from fedfa.tensors import FlatModel, cosine, distance, norm
 
 

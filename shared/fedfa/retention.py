@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fedfa import keys
 from fedfa.events import Merged
 from fedfa.federation import Federation, is_evaluation_due
+from fedfa.keys import ObjectInfo
 from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.sections import KeepBounded, RetentionChoice, Stop
 from fedfa.spec import FederationSpec
-from fedfa.store import ObjectInfo
 from fedfa.summary import LOWER_IS_BETTER, leading_metric
 
 # An evaluation may be under way of a version that is not the newest due one any more. Which one

@@ -17,12 +17,13 @@ from typing import Self
 
 from fedfa import history, keys, manifests, retention
 from fedfa.errors import InvalidInput, NotFound, StoreUnavailable
+from fedfa.keys import ObjectInfo
 from fedfa.ledger import Ledger
 from fedfa.log import Evaluation
 from fedfa.retention import Kept
 from fedfa.sections import KeepBounded
 from fedfa.spec import Submitted
-from fedfa.store import ObjectInfo, ObjectStore
+from fedfa.store import ObjectStore
 from fedfa_aggregator import metrics
 
 logger = logging.getLogger(__name__)

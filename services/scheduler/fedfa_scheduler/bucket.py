@@ -11,7 +11,7 @@ from fedfa import keys, manifests
 from fedfa.canonical import canonical_json
 from fedfa.complaints import describe
 from fedfa.errors import InvalidInput, NotFound
-from fedfa.federation import Federation
+from fedfa.federation import Clients, Federation
 from fedfa.log import Evaluation, Manifest
 from fedfa.messages import UpdateReady
 from fedfa.spec import Submitted
@@ -33,7 +33,7 @@ def value_of(
     if known is not None:
         return known.having(manifest.state)
     if manifest.model is None:
-        return Federation(submission.spec, (), manifest.state)
+        return Federation(submission.spec, Clients(()), manifest.state)
     birth = manifests.birth_of(store, submission.federation)
     return manifests.federation_of(submission, birth, manifest.state)
 

@@ -20,7 +20,7 @@ from fedfa.canonical import canonical_json, sha256
 from fedfa.delays import delay_seconds
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
 from fedfa.events import Abandoned, Decision, Job, Stopped, Update
-from fedfa.federation import Federation, Slot, is_evaluation_due
+from fedfa.federation import Slot, is_evaluation_due
 from fedfa.ledger import Ledger
 from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.replica import Replica, decide, merge, needs_base
@@ -28,6 +28,7 @@ from fedfa.sections import KeepBounded, Stop
 from fedfa.simulate.durations import train_seconds
 from fedfa.simulate.workers import Answer, Workers, usable_cores
 from fedfa.spec import FederationSpec, Submitted
+from fedfa.stops import target_stop, time_is_up
 from fedfa.store import DirectoryStore
 from fedfa.submission import check_id
 
@@ -202,18 +203,15 @@ class Simulation:
         stop, now = self.stop, book.head.manifest.at
         if stop.target is not None:
             self._finish_evaluations()
-            if (reached := self._reached()) is not None:
-                value = f"{stop.target.metric} {reached.metrics[stop.target.metric]:.4f}"
-                reason = f"{value} reached the target {stop.target.value:g}"
-                event = Stopped("finished", reason, reached.version)
-                return self._commit(book, *decide(replica, event), now)
+            reached = target_stop(stop, self.evaluations.values())
+            if reached is not None:
+                return self._commit(book, *decide(replica, reached), now)
         turn, flight = self._flights[0]
         at = turn[0]
         if stop.wall_seconds is not None:
             end = self.created_at + stop.wall_seconds
             if at >= end:
-                reason = f"{stop.wall_seconds:g} s since its submission have passed"
-                event = Stopped("finished", reason, replica.version)
+                event = Stopped("finished", time_is_up(stop.wall_seconds), replica.version)
                 return self._commit(book, *decide(replica, event), max(now, end))
         answer = flight.answer.result()
         heapq.heappop(self._flights)
@@ -260,7 +258,7 @@ class Simulation:
         spec = federation.spec
         training = train_seconds(
             spec,
-            federation.clients[federation.index[client]],
+            federation.clients.named(client),
             step_seconds=self._clock.step_seconds,
         )
         delay = delay_seconds(spec.delay, seed=spec.seed, client=client)
@@ -319,10 +317,9 @@ class Simulation:
     def _begin_evaluation(self, manifest: Manifest) -> None:
         """Have the version of this manifest evaluated if it is due and was not already."""
         model = manifest.model
-        value = Federation(self._submission.spec, (), manifest.state)
         if (
             model is not None
-            and is_evaluation_due(value, model.version)
+            and is_evaluation_due(self._submission.spec, manifest.state, model.version)
             and model.version not in self.evaluations
             and model.version not in self._evaluating
         ):
@@ -346,16 +343,6 @@ class Simulation:
                 self._store.create(key, canonical_json(fields).encode())
             self.evaluations[version] = history.read_evaluation(self._store, key)
             del self._evaluating[version]
-
-    def _reached(self) -> Evaluation | None:
-        target = self.stop.target
-        if target is None:
-            return None
-        for version in sorted(self.evaluations):
-            value = self.evaluations[version].metrics.get(target.metric)
-            if value is not None and value >= target.value:
-                return self.evaluations[version]
-        return None
 
     # -- retention -------------------------------------------------------------------------------
 
