@@ -36,6 +36,7 @@ WRITER = "simulator"
 ATTEMPT = "0000000000000-00000000-000001"  # every job succeeds or fails the same way each time
 JOB_FIELDS = ("slot", "generation")  # of a message; an Update has a Job instead
 BEFORE_ALL = float("-inf")
+AFTER_ALL = float("inf")  # by which all files are old: on a virtual clock none is young
 SWEEP_EVERY = 25  # commits between two looks for files that retention lets go
 
 
@@ -357,28 +358,21 @@ class Simulation:
             return
         commits = retention.recent(manifests.backwards(self._store, head), policy.keep_last)
         models = list(self._store.list(keys.models(federation)))
-        old = {keys.version_of(federation, info.key) for info in models} - {None}
-        wanted = retention.to_evaluate(
-            policy,
-            self._submission.spec,
-            head.manifest,
-            sorted(version for version in old if version is not None),
-            oldest=commits[-1].model.version,
-        )
-        known = {v: self.evaluations[v] for v in wanted if v in self.evaluations}
         kept = retention.keep(
             policy,
             self._submission.spec,
             head.manifest,
             commits,
-            waiting=[version for version in wanted if version not in known],
-            evaluations=known,
+            models,
+            now=AFTER_ALL,
+            evaluation_of=self.evaluations.get,
         )
         awaited = {model.key for _, model, _ in self._evaluating.values()}
         awaited |= {flight.base.key for _, flight in self._flights}  # also to go on after a kill
-        for info in [*models, *self._store.list(keys.updates(federation))]:
-            if info.key not in awaited and not kept.holds(info.key):
-                self._store.delete(info.key)
+        listing = [*models, *self._store.list(keys.updates(federation))]
+        for key in retention.deletable(kept, listing, now=AFTER_ALL):
+            if key not in awaited:
+                self._store.delete(key)
 
 
 def _open_jobs(book: Ledger) -> list[tuple[Job, Slot]]:
