@@ -30,13 +30,13 @@ from fedfa.local.processes import ServerProcess
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.log import Manifest
+from fedfa.merge import window_size
 from fedfa.replay import verify
 from fedfa.s3 import S3Store
 from fedfa.sections import KeepBounded
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FederationSpec, Submitted, parse
 from fedfa.topology import BROADCAST_QUEUE
-from fedfa_aggregator.views import window_size
 
 SLOTS = 16
 ROW_EVERY = 500

@@ -11,8 +11,8 @@ from fedfa import connections, submission
 from fedfa import spec as specs
 from fedfa.cli import console
 from fedfa.errors import InvalidInput, InvalidSpec
+from fedfa.merge import window_of
 from fedfa.messages import MAX_TEXT_CHARACTERS
-from fedfa.rule_choices import FedAsync, FedAvg
 from fedfa.sections import Stop
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FederationSpec, Submitted
@@ -115,8 +115,8 @@ def allowed_modules(spec: FederationSpec) -> list[str]:
 
 def describe(spec: FederationSpec) -> str:
     """A spec in a few words; that nothing in it ends the federation is worth one too."""
-    rule = spec.rule
+    rule, k = spec.rule, window_of(spec)
     clients = f"{spec.clients} clients" if spec.clients else "the clients of its data"
-    window = "" if isinstance(rule, FedAvg | FedAsync) else f"K = {rule.window}, "
+    window = "" if k is None else f"K = {k}, "
     endless = ", until it is stopped (the spec has no `stop`)" if spec.stop == Stop() else ""
     return f"{spec.task.name} on {clients} by {rule.name}, {window}Mc = {spec.concurrency}{endless}"
