@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfa import connections, exports, spec, submission
+from fedfa import connections, exports, spec, spec_files, submission
 from fedfa.comparison import Comparison
 from fedfa.errors import Unavailable
 from fedfa.history import HistoryReader
@@ -201,7 +201,7 @@ def _checked(what: Spec) -> FederationSpec:
         case FederationSpec():
             return what
         case str() | Path():
-            return spec.load(Path(what))
+            return spec_files.load(Path(what))
     return spec.parse(what)
 
 

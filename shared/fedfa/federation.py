@@ -1,4 +1,4 @@
-"""The pure core: a federation as a value, and the one function that decides everything.
+"""The core: a federation as a value, and the one function that decides everything. PURE.
 
 `step(federation, event)` says what one event does: which updates fill the window, which slots
 open their next generation and for which clients, whether the version rises, when it is over. No

@@ -1,6 +1,6 @@
 """A federation together with its vectors: what aggregator, simulator and verify hold in memory.
 
-Pure like the core: each function takes a replica and returns the next one with its decisions.
+PURE like the core: each function takes a replica and returns the next one with its decisions.
 """
 
 from dataclasses import dataclass, replace

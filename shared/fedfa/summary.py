@@ -1,6 +1,6 @@
 """What a person wants to know about a federation, as one flat value: status, progress, quality.
 
-`status --json`, `watch --json` and a run's summary.json are this value's fields.
+`status --json`, `watch --json` and a run's summary.json are this value's fields. PURE.
 """
 
 from collections.abc import Iterable

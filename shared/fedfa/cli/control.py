@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedfa import connections, submission
-from fedfa import spec as specs
+from fedfa import connections, spec_files, submission
 from fedfa.cli import console
 from fedfa.errors import InvalidInput, InvalidSpec
 from fedfa.merge import window_of
@@ -48,7 +47,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="the federation", show_def
 
 def submit(spec: SpecFile, id: NewId = None, set: Assignments = None) -> None:
     """Check a spec and start a federation of it. Prints its id."""
-    checked = specs.load(spec, assignments=set or ())
+    checked = spec_files.load(spec, assignments=set or ())
     federation = submission.new_id(spec.stem) if id is None else submission.check_id(id)
     broker = connections.broker_settings()
     submitted = submission.submit(connections.store(), checked, federation)

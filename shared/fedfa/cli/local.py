@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedfa import spec as specs
-from fedfa import submission
+from fedfa import spec_files, submission
 from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments, NewId, SpecFile
 from fedfa.history import HistoryReader
@@ -75,7 +74,7 @@ def run(
     A broker or bucket that FEDFA_AMQP_URL or FEDFA_S3_ENDPOINT names is used instead of a
     private one. Ends with 0 when the federation finished or was stopped, with 1 otherwise.
     """
-    checked = specs.load(spec, assignments=set or ())
+    checked = spec_files.load(spec, assignments=set or ())
     control.check_task(checked)
     federation = submission.new_id(spec.stem) if id is None else submission.check_id(id)
     folder = out or results.default_folder(federation)

@@ -10,8 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedfa import bound as bounds
-from fedfa import connections, manifests
-from fedfa import spec as specs
+from fedfa import connections, manifests, spec_files
 from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments
 from fedfa.cli.observe import Json
@@ -95,7 +94,7 @@ def simulate(
         return
     if spec is None:
         raise InvalidSpec("SPEC: give a spec's file, or --like RUN")
-    checked = specs.load(spec, assignments=set or ())
+    checked = spec_files.load(spec, assignments=set or ())
     control.check_task(checked)
     federation = slug(spec.stem) if id is None else id
     results.make_folder("--out", out)
