@@ -1,9 +1,9 @@
 """The core: a federation as a value, and the one function that decides everything. PURE.
 
 `step(federation, event)` says what one event does: which updates fill the window, which slots
-open their next generation and for which clients, whether the version rises, when it is over. No
-I/O, no clock, no hidden randomness: the same events give the same federation, always. Services,
-simulator and `fedfa verify` all run it.
+open their next generation and for which clients, whether the version rises. No I/O, no clock, no
+hidden randomness: the same events give the same federation, always. Services, simulator and
+`fedfa verify` all run it. `fedfa.stops` says when it is over.
 """
 
 from dataclasses import dataclass, replace

@@ -152,10 +152,11 @@ def keep(
     for versions that their evaluation may keep, or the want of one.
     """
     oldest = commits[-1].model.version
-    old = (info.key for info in models if is_old(policy, info, now=now))
+    old = [info.key for info in models if is_old(policy, info, now=now)]
+    versions = [keys.version_of(head.federation, key) for key in old]
     found = {
         version: evaluation_of(version)
-        for version in (keys.version_of(head.federation, key) for key in old)
+        for version in versions
         if version is not None
         and version < oldest
         and is_evaluation_due(spec, head.state, version)
