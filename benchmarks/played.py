@@ -9,7 +9,7 @@ from fedfa import keys, ledger
 from fedfa.canonical import sha256
 from fedfa.events import Job
 from fedfa.federation import Client
-from fedfa.manifests import Birth
+from fedfa.log import Birth
 from fedfa.messages import InitReady, UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore

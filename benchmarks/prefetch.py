@@ -25,8 +25,9 @@ from torch.utils.data import TensorDataset
 
 from fedfa import submission
 from fedfa.broker import Publisher
-from fedfa.history import HistoryReader, Row
+from fedfa.history import HistoryReader
 from fedfa.local.stack import LocalStack
+from fedfa.rows import Row
 from fedfa.spec import FederationSpec, parse
 from fedfa.tasks import base as tasks
 from fedfa.tasks.classification import client_name

@@ -27,14 +27,14 @@ from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import NotFound
 from fedfa.events import Decision, Job, Merged, Update
 from fedfa.federation import Federation, found, step
-from fedfa.manifests import Birth, Manifest, ModelRef
+from fedfa.log import Birth, Manifest, ModelRef
+from fedfa.merge import window_size
 from fedfa.messages import UpdateReady
 from fedfa.spec import parse
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import file_parts
 from fedfa.tensors import Template, Tensor
 from fedfa.topology import BROADCAST_QUEUE, UPDATES
-from fedfa_aggregator.views import window_size
 
 SLOTS = 4
 SMALL_FLOATS, SMALL_WINDOW, SMALL_CLIENTS = 112_000, 5, 100  # 0.45 MB: 45 MB is 100 times more

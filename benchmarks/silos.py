@@ -25,7 +25,7 @@ from fedfa import manifests, submission
 from fedfa.broker import Consumer
 from fedfa.events import Job, Merged
 from fedfa.local.stack import LocalStack
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.messages import JobStarted
 from fedfa.replay import verify
 from fedfa.spec import parse

@@ -19,7 +19,8 @@ from typing import Any
 from results import Curves, Group, options, write
 
 from fedfa import keys
-from fedfa.history import History, HistoryReader
+from fedfa.history import HistoryReader
+from fedfa.rows import History
 from fedfa.simulate.simulation import simulation
 from fedfa.spec import parse
 from fedfa.store import DirectoryStore

@@ -26,13 +26,13 @@ from trainers import Trainers
 from fedfa import keys, manifests, retention, submission
 from fedfa.events import Job
 from fedfa.local.processes import ServerProcess
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
+from fedfa.merge import window_size
 from fedfa.messages import TrainJob
 from fedfa.replay import verify
 from fedfa.sections import KeepBounded
 from fedfa.spec import FederationSpec, Submitted, parse
 from fedfa.tensors import FlatModel, Template, Tensor
-from fedfa_aggregator.views import window_size
 
 MODEL = Template((Tensor("weight", "parameter", "F32", (64, 64)),))  # 4096 floats
 BROKEN = FlatModel(MODEL, np.full(MODEL.num_floats, np.nan, np.float32), np.empty(0, np.int64))

@@ -17,8 +17,9 @@ from results import Curves, Group, options, write
 
 from fedfa import submission
 from fedfa.broker import Publisher
-from fedfa.history import History, HistoryReader
+from fedfa.history import HistoryReader
 from fedfa.local.stack import LocalStack
+from fedfa.rows import History
 from fedfa.spec import parse
 from fedfa.topology import EVENTS
 

@@ -28,7 +28,7 @@ from fedfa import keys, manifests
 from fedfa.canonical import sha256
 from fedfa.errors import FedfaError
 from fedfa.events import Merged, Rejected
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.observability import EXIT_FENCED
 from fedfa.topology import EVENTS, UPDATES, jobs
 from fedfa_scheduler.bucket import delivered_update

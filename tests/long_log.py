@@ -15,7 +15,7 @@ from pathlib import Path
 from fedfa import keys, manifests
 from fedfa.canonical import canonical_json
 from fedfa.federation import found
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.store import DirectoryStore
 from tests.unit.builders import DIGEST, UID, birth, reference, submitted
 

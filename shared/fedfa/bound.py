@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
-from fedfa.history import History
+from fedfa.rows import History
 
 METRIC = "squared_gradient_norm"
 MOST_LINES = 8

@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfa import connections, exports, spec, submission
+from fedfa import connections, exports, spec, spec_files, submission
 from fedfa.comparison import Comparison
 from fedfa.errors import Unavailable
-from fedfa.history import Evaluation, History, HistoryReader, Row, is_over
+from fedfa.history import HistoryReader
+from fedfa.log import Evaluation
+from fedfa.rows import History, Row, is_over
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FederationSpec, Submitted
 from fedfa.store import ObjectStore
@@ -121,7 +123,7 @@ class Federation:
         return file
 
     def decisions(self) -> "pandas.DataFrame":
-        """Every decision of its log, a row each; see fedfa.history.Row. Needs pandas."""
+        """Every decision of its log, a row each; see fedfa.rows.Row. Needs pandas."""
         return _frame([asdict(row) for row in self.history().rows], list(Row.__slots__))
 
     def metrics(self) -> "pandas.DataFrame":
@@ -196,7 +198,7 @@ def _checked(what: Spec) -> FederationSpec:
         case FederationSpec():
             return what
         case str() | Path():
-            return spec.load(Path(what))
+            return spec_files.load(Path(what))
     return spec.parse(what)
 
 

@@ -6,9 +6,8 @@ from html import escape
 from typing import Any
 
 from fedfa.errors import InvalidInput
-from fedfa.history import History
-from fedfa.rule_choices import FedAsync, FedAvg
-from fedfa.spec import FederationSpec
+from fedfa.merge import window_of
+from fedfa.rows import History
 from fedfa.summary import Measured, best_of, goodness, headline, series, summarize
 
 
@@ -127,7 +126,7 @@ def _line(
         federation=summary.federation,
         task=spec.task.name,
         rule=spec.rule.name,
-        window=_window(spec),
+        window=window_of(spec),
         concurrency=spec.concurrency,
         status=summary.status,
         version=summary.version,
@@ -139,11 +138,6 @@ def _line(
         best=best.value if best else None,
         reached_seconds=_reached(curve, metric, level),
     )
-
-
-def _window(spec: FederationSpec) -> int | None:
-    rule = spec.rule
-    return None if isinstance(rule, FedAvg | FedAsync) else rule.window
 
 
 def _common_metric(histories: Sequence[History]) -> str | None:

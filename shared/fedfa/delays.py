@@ -1,7 +1,7 @@
 """Simulated client delays: how long a client of the paper's section 5.2 holds back its update.
 
-One draw per client, by inverse CDF of a number derived from the seed: a slow client is slow in
-every job and in every process.
+PURE: one draw per client, by inverse CDF of a number derived from the seed. A slow client is slow
+in every job and in every process.
 """
 
 import math

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedfa import history, ledger, manifests
 from fedfa.errors import Misconfigured, NotFound
-from fedfa.manifests import Birth, ModelRef
+from fedfa.log import Birth, ModelRef
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.submission import submitted

@@ -1,9 +1,9 @@
-"""The pure core: a federation as a value, and the one function that decides everything.
+"""The core: a federation as a value, and the one function that decides everything. PURE.
 
 `step(federation, event)` says what one event does: which updates fill the window, which slots
-open their next generation and for which clients, whether the version rises, when it is over. No
-I/O, no clock, no hidden randomness: the same events give the same federation, always. Services,
-simulator and `fedfa verify` all run it.
+open their next generation and for which clients, whether the version rises. No I/O, no clock, no
+hidden randomness: the same events give the same federation, always. Services, simulator and
+`fedfa verify` all run it. `fedfa.stops` says when it is over.
 """
 
 from dataclasses import dataclass, replace
@@ -96,24 +96,33 @@ class State:
 
 
 @dataclass(frozen=True)
+class Clients:
+    """All clients of a federation, in the order of their names."""
+
+    ordered: tuple[Client, ...]
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Each client's place, by name."""
+        return {client.name: at for at, client in enumerate(self.ordered)}
+
+    def named(self, name: str) -> Client:
+        return self.ordered[self.index[name]]
+
+
+@dataclass(frozen=True, slots=True)
 class Federation:
     """A federation as an immutable value: what never changes, and its state."""
 
     spec: FederationSpec
-    clients: tuple[Client, ...]  # sorted by name
+    clients: Clients
     state: State
 
-    @cached_property
-    def index(self) -> dict[str, int]:
-        return {client.name: at for at, client in enumerate(self.clients)}
-
     def having(self, state: State) -> "Federation":
-        successor = replace(self, state=state)
-        successor.__dict__["index"] = self.index  # the clients are the same
-        return successor
+        return replace(self, state=state)
 
     def pool_of(self, client: str) -> str:
-        return self.clients[self.index[client]].pool
+        return self.clients.named(client).pool
 
     def is_down(self, pool: str) -> bool:
         return pool in self.state.pools and self.state.pools[pool].down
@@ -164,7 +173,8 @@ def found(spec: FederationSpec, clients: tuple[Client, ...]) -> Federation:
         step_norms=(),
         first_step_norm=None,
     )
-    federation = Federation(spec, tuple(sorted(clients, key=lambda client: client.name)), state)
+    ordered = tuple(sorted(clients, key=lambda client: client.name))
+    federation = Federation(spec, Clients(ordered), state)
     for number in range(spec.concurrency):
         slot = Slot(1, sample(federation, Job(number, 1)), opened_at=0)
         federation = federation.having(
@@ -228,7 +238,7 @@ def apply_rule(federation: Federation, event: Merged) -> tuple[Verdict, tuple[En
 
 def refusal(federation: Federation, update: Update) -> str | None:
     """Why what an update says of itself makes it unfit to be merged now, or None."""
-    owned = federation.clients[federation.index[update.client]].num_examples
+    owned = federation.clients.named(update.client).num_examples
     if update.num_examples > owned:  # rules weigh by it
         return f"num_examples: {update.num_examples}, at birth {update.client} had {owned}"
     return too_stale(federation, update.base_version)
@@ -243,27 +253,9 @@ def too_stale(federation: Federation, base_version: int) -> str | None:
     return f"too_stale: {staleness} versions, at most {limit} (rule.max_staleness)"
 
 
-def due_stop(federation: Federation, event: Event) -> Stopped | None:
-    """The stop that this state itself calls for, if any; `event` is what led to it."""
-    state, stop = federation.state, federation.spec.stop
-    if state.status != "running":
-        return None
-    if stop.versions is not None and state.version >= stop.versions:
-        return Stopped("finished", f"reached {stop.versions} versions", state.version)
-    if stop.updates is not None and state.num_merged >= stop.updates:
-        return Stopped("finished", f"merged {stop.updates} updates", state.version)
-    limit = federation.spec.limits.max_consecutive_rejections
-    if state.failures_in_a_row >= limit:
-        last = f", at last: {event.reason}" if isinstance(event, Rejected | Abandoned) else ""
-        reason = f"{limit} updates in a row were rejected or abandoned{last}"
-        return Stopped("failed", reason, state.version)
-    return None
-
-
-def is_evaluation_due(federation: Federation, version: int) -> bool:
+def is_evaluation_due(spec: FederationSpec, state: State, version: int) -> bool:
     """Whether this version is to be evaluated: the cadence, and the final one."""
-    every = federation.spec.evaluation.every_versions
-    return version % every == 0 or version == federation.state.final_version
+    return version % spec.evaluation.every_versions == 0 or version == state.final_version
 
 
 def excess_step(federation: Federation, step_norm: float) -> float | None:
@@ -300,19 +292,18 @@ def sample(federation: Federation, job: Job) -> str:
     rounds a client whose update waits in the window is not idle. With at most as many slots as
     clients somebody always is.
     """
-    clients, state = federation.clients, federation.state
+    clients, index = federation.clients.ordered, federation.clients.index
+    state = federation.state
     busy = {
-        federation.index[slot.client]
+        index[slot.client]
         for number, slot in enumerate(state.slots)
         if number != job.slot and slot.is_open
     }
     if rule_of(federation.spec).excludes_waiting:
-        busy |= {federation.index[name] for entry in state.window for name in entry.clients}
+        busy |= {index[name] for entry in state.window for name in entry.clients}
     draw = prf(federation.spec.seed, "client", job.slot, job.generation)
     aside = {
-        federation.index[name]: until
-        for name, until in state.set_aside.items()
-        if until > state.num_decisions
+        index[name]: until for name, until in state.set_aside.items() if until > state.num_decisions
     }
     down = {name for name, pool in state.pools.items() if pool.down}
     unavailable = (

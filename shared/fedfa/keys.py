@@ -1,6 +1,7 @@
-"""Every object key, one function each. A federation's id is its prefix in the bucket."""
+"""Every object key, one function each. PURE. A federation's id is its prefix in the bucket."""
 
 import re
+from dataclasses import dataclass
 
 DIGEST_DIGITS = 16  # hex digits of the content digest that a key carries
 
@@ -8,6 +9,15 @@ _NUMBER = r"(0|[1-9][0-9]*)"
 _MODEL = re.compile(rf"models/{_NUMBER}-[0-9a-f]{{16}}\.safetensors")
 _UPDATE = re.compile(rf"updates/{_NUMBER}-{_NUMBER}/[^/]+\.safetensors")
 _EVALUATION = re.compile(rf"evals/{_NUMBER}\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One entry of a listing; `modified` is in unix seconds, by the store's clock."""
+
+    key: str
+    size_bytes: int
+    modified: float
 
 
 def spec(federation: str) -> str:

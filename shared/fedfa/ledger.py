@@ -16,7 +16,7 @@ from fedfa.errors import InvalidInput, NotFound
 from fedfa.events import Decision
 from fedfa.failpoints import reach
 from fedfa.federation import Client, State, Status, found
-from fedfa.manifests import Birth, Committed, Manifest, ModelRef
+from fedfa.log import Birth, Committed, Manifest, ModelRef
 from fedfa.memory import Bytes
 from fedfa.messages import Count, Name, PoolName
 from fedfa.replica import Replica
@@ -197,7 +197,7 @@ def bear(
         decisions=(),
         model=model,
         state=value.state,
-        birth=replace(birth, clients=value.clients),
+        birth=replace(birth, clients=value.clients.ordered),
     )
     head = manifests.commit(store, manifest)
     return Ledger(submission, manifest.birth, head, Replica(value, vector, ()))

@@ -7,74 +7,21 @@ predecessor by digest. Nothing else is authoritative: HEAD.json is a hint that m
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from fedfa import keys
 from fedfa.canonical import canonical_json, sha256
 from fedfa.complaints import describe
 from fedfa.errors import AlreadyExists, Fenced, InvalidInput, NotFound
-from fedfa.events import Decision
 from fedfa.failpoints import reach
-from fedfa.federation import Client, Federation, State
+from fedfa.federation import Clients, Federation, State
+from fedfa.log import Birth, Committed, Manifest
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
-from fedfa.tensors import Template
 
 FIRST = 0
 HEAD_EVERY = 8  # manifests, from one that HEAD.json names to the next
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRef:
-    """Where a version's model lies, and the sha256 of its file."""
-
-    version: int
-    key: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Birth:
-    """What manifest 0 fixes for ever: the clients, the template, the frozen weights' digest."""
-
-    clients: tuple[Client, ...]
-    template: Template
-    frozen_digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """Commit n of a federation.
-
-    previous: digest of manifest n - 1 ("" for the first). writer: who committed it.
-    at: unix seconds by the writer's clock; it informs and decides nothing.
-    model: the newest version with an object; None only if the federation ended before its birth.
-    birth: in manifest 0 only.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    federation: str
-    uid: str
-    n: int
-    previous: str
-    writer: str
-    at: float
-    decisions: tuple[Decision, ...]
-    model: ModelRef | None
-    state: State
-    birth: Birth | None = None
-    schema: Literal[1] = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A manifest as it lies in the bucket, with the digest of its bytes."""
-
-    manifest: Manifest
-    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +149,7 @@ def submitted(store: ObjectStore, federation: str) -> Submitted:
 
 def federation_of(submission: Submitted, birth: Birth, state: State) -> Federation:
     """The federation's value at the state that a manifest records."""
-    return Federation(submission.spec, birth.clients, state)
+    return Federation(submission.spec, Clients(birth.clients), state)
 
 
 def birth_of(store: ObjectStore, federation: str) -> Birth:

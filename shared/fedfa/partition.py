@@ -1,4 +1,4 @@
-"""Deal the examples of one data set to simulated clients. Pure: numpy arrays and a seed.
+"""Deal the examples of one data set to simulated clients. PURE: numpy arrays and a seed.
 
 Every example is dealt exactly once, whatever the seed. The same arguments give the same shards
 in every process with the same numpy.

@@ -1,4 +1,4 @@
-"""The one source of every decision that is derived from a seed.
+"""The one source of every decision that is derived from a seed. PURE.
 
 A decision is a pure function of (seed, purpose, numbers), so that any process, in any order and
 after any crash, draws the same client, delay or partition.

@@ -15,7 +15,7 @@ from fedfa.canonical import sha256
 from fedfa.errors import FedfaError, NotFound
 from fedfa.events import Event, Merged, job_of
 from fedfa.federation import Federation, apply_rule, found, refusal, step
-from fedfa.manifests import Committed, Manifest, ModelRef
+from fedfa.log import Committed, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.replica import Replica, needs_base, next_model, update_cosine, update_norm
 from fedfa.sections import KeepBounded

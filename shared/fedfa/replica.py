@@ -1,6 +1,6 @@
 """A federation together with its vectors: what aggregator, simulator and verify hold in memory.
 
-Pure like the core: each function takes a replica and returns the next one with its decisions.
+PURE like the core: each function takes a replica and returns the next one with its decisions.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,6 @@ from fedfa.events import Decision, Event, Merged, Rejected, Stopped, Update
 from fedfa.federation import (
     Federation,
     apply_rule,
-    due_stop,
     excess_norm,
     excess_step,
     median,
@@ -20,6 +19,7 @@ from fedfa.federation import (
     too_stale,
 )
 from fedfa.merge import combine, rule_of
+from fedfa.stops import due_stop
 from fedfa.tensors import FlatModel, cosine, distance, norm
 
 TOO_LARGE, DIVERGED = "norm:", "diverged:"  # how reasons begin that are about a vector

@@ -5,18 +5,18 @@ manifest lets go, no later one can need. So a collector that stalls between its 
 deletion does no harm.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedfa import keys
 from fedfa.events import Merged
-from fedfa.federation import Federation, is_evaluation_due
-from fedfa.history import Evaluation
-from fedfa.manifests import Manifest, ModelRef
+from fedfa.federation import is_evaluation_due
+from fedfa.keys import ObjectInfo
+from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.sections import KeepBounded, RetentionChoice, Stop
 from fedfa.spec import FederationSpec
-from fedfa.store import ObjectInfo
+from fedfa.stops import target_stop
 from fedfa.summary import goodness, leading_metric
 
 # An evaluation may be under way of a version that is not the newest due one any more. Which one
@@ -141,20 +141,36 @@ def keep(
     spec: FederationSpec,
     head: Manifest,
     commits: Sequence[Commit],
+    models: Iterable[ObjectInfo],
     *,
-    waiting: Iterable[int],
-    evaluations: Mapping[int, Evaluation],
+    now: float,
+    evaluation_of: Callable[[int], Evaluation | None],
 ) -> Kept:
     """What must stay by the newest manifest.
 
-    commits: the `recent` ones. waiting: versions of `to_evaluate` that have no evaluation;
-    evaluations: of those that have one.
+    commits: the `recent` ones. models: all that are listed since then. evaluation_of: asked only
+    for versions that their evaluation may keep, or the want of one.
     """
-    newest_evaluated = max(evaluations, default=-1)
-    unevaluated = sorted((v for v in waiting if v > newest_evaluated), reverse=True)
-    older = _best(spec.stop, evaluations) | _reached(spec.stop, evaluations)
+    oldest = commits[-1].model.version
+    old = [info.key for info in models if is_old(policy, info, now=now)]
+    versions = [keys.version_of(head.federation, key) for key in old]
+    found = {
+        version: evaluation_of(version)
+        for version in versions
+        if version is not None
+        and version < oldest
+        and is_evaluation_due(spec, head.state, version)
+        and not is_milestone(policy, version)
+    }
+    evaluations = {version: each for version, each in found.items() if each is not None}
+    older = _best(spec.stop, evaluations)
+    stop = target_stop(spec.stop, evaluations.values())
+    if stop is not None:
+        older.add(stop.final_version)
     if head.state.status == "running":
-        older |= set(unevaluated[:WAITING_KEPT])
+        newest_evaluated = max(evaluations, default=-1)
+        waiting = sorted((v for v in found if v > newest_evaluated), reverse=True)
+        older |= set(waiting[:WAITING_KEPT])
         reach = rule_of(spec).max_staleness or 0  # bases of updates that may still be merged
         older |= set(range(head.state.version - reach, head.state.version))
     if head.state.final_version is not None:
@@ -162,7 +178,7 @@ def keep(
     return Kept(
         federation=head.federation,
         policy=policy,
-        oldest=commits[-1].model.version,
+        oldest=oldest,
         newest=commits[0].model.version,
         models=frozenset(commit.model.key for commit in commits),
         older=frozenset(older),
@@ -170,20 +186,6 @@ def keep(
         updates=frozenset(commits[-1].window).union(*(commit.merged for commit in commits[:-1])),
         generations=tuple(slot.generation for slot in head.state.slots),
     )
-
-
-def to_evaluate(
-    policy: KeepBounded, spec: FederationSpec, head: Manifest, old: Iterable[int], *, oldest: int
-) -> list[int]:
-    """Those of the `old` versions that only the need for an evaluation, or its result, may keep."""
-    value = Federation(spec, (), head.state)
-    return [
-        version
-        for version in old
-        if version < oldest
-        and is_evaluation_due(value, version)
-        and not is_milestone(policy, version)
-    ]
 
 
 def deletable(kept: Kept, listing: Iterable[ObjectInfo], *, now: float) -> Iterator[str]:
@@ -206,16 +208,3 @@ def _best(stop: Stop, evaluations: Mapping[int, Evaluation]) -> set[int]:
         if metric is not None and metric in evaluations[version].metrics
     }
     return {max(values, key=lambda version: values[version])} if values else set()
-
-
-def _reached(stop: Stop, evaluations: Mapping[int, Evaluation]) -> set[int]:
-    """The version that will be the final one, once the stop that it calls for is committed."""
-    target = stop.target
-    if target is None:
-        return set()
-    reached = [
-        version
-        for version, evaluation in evaluations.items()
-        if evaluation.metrics.get(target.metric, float("-inf")) >= target.value
-    ]
-    return {min(reached)} if reached else set()

@@ -32,10 +32,11 @@ from fedfa.errors import (
     StoreUnavailable,
     TooLarge,
 )
+from fedfa.keys import ObjectInfo
 from fedfa.memory import Bytes
 from fedfa.s3_http import Condition, S3Http
 from fedfa.settings import StoreSettings
-from fedfa.store import Download, ObjectInfo, check_key, check_size, download_from
+from fedfa.store import Download, check_key, check_size, download_from
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

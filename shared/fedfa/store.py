@@ -22,6 +22,7 @@ from fedfa.errors import (
     StoreUnavailable,
     TooLarge,
 )
+from fedfa.keys import ObjectInfo
 from fedfa.memory import Bytes, recycled
 from fedfa.settings import StoreSettings
 
@@ -30,15 +31,6 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 18
 PARTIAL_FOLDER = ".partial"  # where a DirectoryStore writes what is not complete yet
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
-    """One entry of a listing; `modified` is in unix seconds, by the store's clock."""
-
-    key: str
-    size_bytes: int
-    modified: float
 
 
 @dataclass(frozen=True, slots=True)

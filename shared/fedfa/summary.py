@@ -1,6 +1,6 @@
 """What a person wants to know about a federation, as one flat value: status, progress, quality.
 
-`status --json`, `watch --json` and a run's summary.json are this value's fields.
+`status --json`, `watch --json` and a run's summary.json are this value's fields. PURE.
 """
 
 from collections.abc import Iterable
@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedfa.federation import State
-from fedfa.history import Evaluation, History, Row
+from fedfa.log import Evaluation
+from fedfa.rows import History, Row
 from fedfa.sections import Stop
 from fedfa.spec import FederationSpec
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedfa.errors import Misconfigured
-from fedfa.history import History
+from fedfa.rows import History
 from fedfa.spec import Submitted
 
 STALENESS = "staleness"

@@ -16,7 +16,7 @@ from fedfa import modules
 from fedfa.errors import Cancelled, InvalidData, InvalidSpec
 from fedfa.federation import Client
 from fedfa.gpu import PLAIN, Gpu, resident
-from fedfa.manifests import Birth
+from fedfa.log import Birth
 from fedfa.memory import Bytes
 from fedfa.merge import rule_of
 from fedfa.pools import assign

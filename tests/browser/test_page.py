@@ -9,7 +9,7 @@ from playwright.sync_api import Locator, Page, expect
 from fedfa import dashboard, keys
 from fedfa.canonical import canonical_json
 from fedfa.federation import Client
-from fedfa.manifests import Birth
+from fedfa.log import Birth
 from fedfa.store import DirectoryStore
 from tests.long_log import LongLog, roomy_folder, write_long_log
 from tests.unit.builders import TEMPLATE

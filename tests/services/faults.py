@@ -26,7 +26,7 @@ from fedfa.local.processes import ServerProcess, accepts
 from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.local.stack import LocalStack
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.messages import AnyMessage
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings

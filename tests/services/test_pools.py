@@ -7,7 +7,7 @@ import pytest
 from fedfa import manifests, submission
 from fedfa.events import Decision, Merged, PoolChanged
 from fedfa.local.stack import LocalStack
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.replay import verify
 from fedfa.spec import parse
 from fedfa.store import ObjectStore

@@ -11,7 +11,7 @@ import pytest
 
 from fedfa import keys, manifests, retention
 from fedfa.failpoints import VARIABLE
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.replay import Verified, verify
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings

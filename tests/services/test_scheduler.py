@@ -23,7 +23,7 @@ from fedfa.canonical import canonical_json, sha256
 from fedfa.events import Abandoned, Job
 from fedfa.ledger import Ledger
 from fedfa.local.processes import ServerProcess, free_port
-from fedfa.manifests import ModelRef
+from fedfa.log import ModelRef
 from fedfa.messages import (
     AbandonJob,
     EvalJob,

@@ -25,7 +25,7 @@ from fedfa.federation import Client
 from fedfa.ledger import Ledger
 from fedfa.local.processes import ServerProcess, free_port
 from fedfa.local.rabbitmq import RabbitMQ
-from fedfa.manifests import Birth, ModelRef
+from fedfa.log import Birth, ModelRef
 from fedfa.messages import (
     EvalJob,
     EvalReady,

@@ -10,7 +10,7 @@ from fedfa import manifests, submission
 from fedfa.broker import Publisher
 from fedfa.events import Merged
 from fedfa.local.stack import LocalStack
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.replay import verify
 from fedfa.spec import parse
 from fedfa.store import ObjectStore

@@ -12,7 +12,7 @@ from fedfa import keys, manifests
 from fedfa.canonical import sha256
 from fedfa.errors import FedfaError
 from fedfa.events import Abandoned, Decision, Job, Merged, PoolChanged, Rejected, job_of
-from fedfa.manifests import Committed
+from fedfa.log import Committed
 from fedfa.messages import (
     AbandonJob,
     AnyMessage,

@@ -16,7 +16,7 @@ from fedfa import keys, ledger, manifests, replica
 from fedfa.errors import NotFound
 from fedfa.events import Job, Rejected, Stopped, job_of
 from fedfa.federation import Federation
-from fedfa.history import Evaluation
+from fedfa.log import Evaluation
 from fedfa.messages import EvalJob, InitReady, UpdateReady
 from fedfa.retention import Kept
 from fedfa.sections import KeepBounded

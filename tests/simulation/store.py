@@ -6,8 +6,9 @@ from typing import TypeVar
 
 from fedfa.canonical import sha256
 from fedfa.errors import AlreadyExists, NotFound, StoreUnavailable
+from fedfa.keys import ObjectInfo
 from fedfa.memory import Bytes
-from fedfa.store import Download, ObjectInfo, check_key, check_size
+from fedfa.store import Download, check_key, check_size
 from tests.simulation.checker import Checker
 from tests.simulation.faults import Faults
 from tests.simulation.world import UNIX_EPOCH, Life

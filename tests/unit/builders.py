@@ -6,7 +6,7 @@ import numpy as np
 
 from fedfa.events import Job, Update
 from fedfa.federation import Client, Federation, found
-from fedfa.manifests import Birth, ModelRef
+from fedfa.log import Birth, ModelRef
 from fedfa.merge import Entry
 from fedfa.spec import FederationSpec, Submitted, parse
 from fedfa.tensor_files import encode

@@ -13,7 +13,7 @@ from fedfa.canonical import canonical_json, sha256
 from fedfa.events import Abandoned, Decision, Job, Rejected
 from fedfa.history import find_model
 from fedfa.ledger import Ledger
-from fedfa.manifests import Birth, ModelRef
+from fedfa.log import Birth, ModelRef
 from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import encode

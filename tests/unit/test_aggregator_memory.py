@@ -11,7 +11,7 @@ from fedfa import keys, ledger, manifests
 from fedfa.broker import Delivery
 from fedfa.canonical import sha256
 from fedfa.errors import StoreUnavailable
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.memory import Bytes
 from fedfa.messages import AnyMessage, InitReady, UpdateReady, encode
 from fedfa.store import DirectoryStore, Download

@@ -3,7 +3,8 @@
 import pytest
 
 from fedfa.bound import METRIC, compare
-from fedfa.history import Evaluation, History, Row
+from fedfa.log import Evaluation
+from fedfa.rows import History, Row
 from tests.unit.builders import submitted
 
 

@@ -19,9 +19,10 @@ from fedfa import keys, submission
 from fedfa.canonical import canonical_json
 from fedfa.cli import control, local, observe, results, views
 from fedfa.errors import Misconfigured, NotFound
-from fedfa.history import HistoryReader, find_model, is_over
+from fedfa.history import HistoryReader, find_model
 from fedfa.ledger import read_model
 from fedfa.manifests import birth_of
+from fedfa.rows import is_over
 from fedfa.sections import Stop
 from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore

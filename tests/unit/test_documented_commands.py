@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from fedfa import spec
+from fedfa import spec, spec_files
 from fedfa.cli.app import app
 from fedfa.spec import FederationSpec
 from tests import documented
@@ -118,7 +118,7 @@ def test_every_spec_in_a_page_is_one_and_no_two_files_have_one_name() -> None:
     for block in documented.blocks():
         where = f"{block.page}:{block.line}"
         if block.language == "yaml" and block.body.lstrip("#").lstrip().startswith("task:"):
-            spec.loads(block.body, source=where)
+            spec_files.loads(block.body, source=where)
         elif block.language == "yaml":
             fields = yaml.safe_load(block.body)
             if fields.keys() <= FederationSpec.model_fields.keys():

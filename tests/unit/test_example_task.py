@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedfa import modules, spec, training
+from fedfa import modules, spec_files, training
 from fedfa.errors import UnknownTask
 from fedfa.events import Job, Merged
 from fedfa.federation import Client, found
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def chosen() -> FederationSpec:
-    return spec.load(EXAMPLES / "my_task.yaml")
+    return spec_files.load(EXAMPLES / "my_task.yaml")
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ from fedfa.events import (
 from fedfa.federation import (
     Client,
     Federation,
-    due_stop,
     excess_norm,
     found,
     is_evaluation_due,
     sample,
     step,
 )
+from fedfa.stops import due_stop
 from tests.unit.builders import clients, federation, spec, update
 
 
@@ -184,9 +184,9 @@ def test_counted_stops_are_due_exactly_when_reached(stop: dict[str, int], update
 
 def test_the_cadence_and_the_final_version_are_due_for_evaluation() -> None:
     value = federation(evaluation={"every_versions": 10})
-    assert [v for v in range(21) if is_evaluation_due(value, v)] == [0, 10, 20]
+    assert [v for v in range(21) if is_evaluation_due(value.spec, value.state, v)] == [0, 10, 20]
     ended = value.having(replace(value.state, final_version=13))
-    assert is_evaluation_due(ended, 13)
+    assert is_evaluation_due(ended.spec, ended.state, 13)
 
 
 def test_a_norm_is_judged_only_against_a_long_enough_history() -> None:
@@ -247,6 +247,6 @@ def test_the_sampled_client_is_the_nth_idle_one_in_name_order(n: int, busy: int,
     value = federation(n, concurrency=concurrency, seed=seed)
     for slot in range(concurrency):
         others = {s.client for at, s in enumerate(value.state.slots) if at != slot}
-        idle = sorted(c.name for c in value.clients if c.name not in others)
+        idle = sorted(c.name for c in value.clients.ordered if c.name not in others)
         expected = idle[prf(seed, "client", slot, 77) % len(idle)]
         assert sample(value, Job(slot, 77)) == expected

@@ -7,8 +7,7 @@ import pytest
 
 from fedfa.events import Abandoned, Job, PoolChanged, Stopped
 from fedfa.federation import Client, Federation, found, step
-from fedfa.history import Evaluation
-from fedfa.manifests import Manifest, ModelRef
+from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.messages import (
     AbandonJob,
     EvalJob,

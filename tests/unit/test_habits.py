@@ -15,7 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import fedfa as library
 from fedfa.errors import InvalidInput, InvalidSpec, NotFound
-from fedfa.history import History, HistoryReader
+from fedfa.history import HistoryReader
+from fedfa.rows import History
 from fedfa.store import DirectoryStore
 from fedfa.summary import series
 from tests.unit.commands import Fedfa, as_process, assert_one_line

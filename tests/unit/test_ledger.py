@@ -11,7 +11,7 @@ from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import Fenced, InvalidInput
 from fedfa.events import Abandoned, Decision, Job, Rejected
 from fedfa.ledger import Ledger
-from fedfa.manifests import ModelRef
+from fedfa.log import ModelRef
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import Replica, decide, merge
 from fedfa.store import DirectoryStore

@@ -1,8 +1,9 @@
-"""What each image installs and loads: the scheduler and the aggregator know no torch."""
+"""What each image installs and loads, and which module may import what."""
 
 import ast
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -85,3 +86,16 @@ def test_one_place_alone_knows_each_foreign_api(package: str, home: str) -> None
     users = imported_by(package)
     assert users
     assert all(user.startswith(home) for user in users), users
+
+
+def test_what_says_that_it_is_pure_is_held_to_it() -> None:
+    said = set()
+    for root in (REPOSITORY / "shared", *REPOSITORY.glob("services/*")):
+        for path in root.rglob("*.py"):
+            if "PURE" in (ast.get_docstring(ast.parse(path.read_text())) or ""):
+                name = ".".join(path.relative_to(root).with_suffix("").parts)
+                said.add(name.removesuffix(".__init__"))
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    [core] = [contract for contract in contracts if "PURE" in contract["name"]]
+    assert said == set(core["source_modules"])

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedfa.history import HistoryReader, Row
+from fedfa.history import HistoryReader
 from fedfa.report import write
 from fedfa.report.figures import in_flight, utilisation
+from fedfa.rows import Row
 from fedfa.store import DirectoryStore
 from tests.unit.sample_run import born, write_sample_run
 

@@ -22,7 +22,7 @@ from fedfa.errors import InvalidSpec, NotFound
 from fedfa.events import Abandoned, Decision, Event, Job, Merged, Rejected, Stopped, Update
 from fedfa.federation import apply_rule, found, is_evaluation_due, step
 from fedfa.ledger import Ledger
-from fedfa.manifests import Birth, Committed, Manifest, ModelRef
+from fedfa.log import Birth, Committed, Manifest, ModelRef
 from fedfa.replay import Mismatch, verify
 from fedfa.replica import decide
 from fedfa.sections import KeepBounded
@@ -142,7 +142,7 @@ class Folder(RuleBasedStateMachine):
     @rule()
     def begin_an_evaluation(self) -> None:
         """As the scheduler does: of the newest version that is due, one at a time."""
-        due = [version for version in self.committed if is_evaluation_due(self.value, version)]
+        due = [version for version in self.committed if self.is_due(version)]
         if self.evaluating is None and max(due) not in self.values:
             self.evaluating = max(due)
             assert self.exists(self.committed[self.evaluating])
@@ -152,7 +152,7 @@ class Folder(RuleBasedStateMachine):
         version = self.evaluating
         if version is None:
             return
-        newer = [v for v in self.committed if v > version and is_evaluation_due(self.value, v)]
+        newer = [v for v in self.committed if v > version and self.is_due(v)]
         self.evaluating = None
         fields: dict[str, Any] = {"version": version, "at": self.clock}
         if len(newer) < retention.WAITING_KEPT:  # else it took longer than retention waits
@@ -267,9 +267,10 @@ class Folder(RuleBasedStateMachine):
             yield key
 
     def needs_its_model(self, version: int) -> bool:
-        return is_evaluation_due(self.value, version) or retention.is_milestone(
-            self.policy, version
-        )
+        return self.is_due(version) or retention.is_milestone(self.policy, version)
+
+    def is_due(self, version: int) -> bool:
+        return is_evaluation_due(self.value.spec, self.value.state, version)
 
     def reached(self) -> int | None:
         """The first evaluated version at the target: the scheduler's stop names it."""

@@ -15,7 +15,7 @@ from fedfa.canonical import sha256
 from fedfa.cli import observe
 from fedfa.errors import InvalidSpec
 from fedfa.events import Abandoned, Event, Job, Merged, Rejected, Stopped
-from fedfa.federation import Federation, apply_rule, due_stop, excess_step, found, sample, step
+from fedfa.federation import Federation, apply_rule, excess_step, found, sample, step
 from fedfa.history import HistoryReader, find_model
 from fedfa.ledger import Ledger
 from fedfa.merge import rule_of
@@ -23,6 +23,7 @@ from fedfa.replay import Mismatch, verify
 from fedfa.replica import Replica, merge, needs_base, update_cosine
 from fedfa.sections import KeepBounded
 from fedfa.spec import parse
+from fedfa.stops import due_stop
 from fedfa.store import DirectoryStore
 from fedfa.summary import held_up, summarize
 from fedfa.tensor_files import encode

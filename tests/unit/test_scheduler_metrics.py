@@ -10,7 +10,7 @@ from fedfa import keys
 from fedfa.broker import Publisher
 from fedfa.events import Stopped
 from fedfa.federation import step
-from fedfa.history import Evaluation
+from fedfa.log import Evaluation
 from fedfa.store import DirectoryStore
 from fedfa_scheduler import metrics
 from fedfa_scheduler.fleet import Fleet

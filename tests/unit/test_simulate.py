@@ -18,7 +18,7 @@ from fedfa import keys, manifests, replay
 from fedfa.errors import InvalidSpec
 from fedfa.events import Abandoned, Merged, Stopped
 from fedfa.history import HistoryReader
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.simulate.durations import num_steps
 from fedfa.simulate.repetition import repeat
 from fedfa.simulate.simulation import simulation

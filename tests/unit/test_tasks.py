@@ -14,8 +14,8 @@ from torchvision.models import resnet18
 from fedfa import modules
 from fedfa.errors import InvalidData, InvalidSpec, UnknownTask
 from fedfa.local.seaweedfs import SeaweedFS
-from fedfa.spec import load as load_spec
 from fedfa.spec import parse
+from fedfa.spec_files import load as load_spec
 from fedfa.store import from_settings
 from fedfa.tasks import cifar10, vision
 from fedfa.tasks.base import clients_of, load, task_names

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedfa.errors import Cancelled, InvalidData
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.messages import EvalJob, InitModel, JobStarted, ModelReady, TrainJob
 from fedfa.tracebacks import MAX_CHARACTERS, explain
 from fedfa_trainer.held import Held, Phase, is_ahead, is_closed

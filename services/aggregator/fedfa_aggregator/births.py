@@ -6,7 +6,7 @@ from fedfa.errors import FedfaError, InvalidInput, NotFound
 from fedfa.failpoints import reach
 from fedfa.federation import Status
 from fedfa.ledger import Ledger
-from fedfa.manifests import Birth, ModelRef
+from fedfa.log import Birth, ModelRef
 from fedfa.messages import AbandonJob, InitReady, MarkPool, StopFederation, UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore

@@ -18,12 +18,13 @@ from typing import Self
 from fedfa import history, keys, manifests, retention
 from fedfa.errors import InvalidInput, NotFound, StoreUnavailable
 from fedfa.failpoints import reach
-from fedfa.history import Evaluation
+from fedfa.keys import ObjectInfo
 from fedfa.ledger import Ledger
+from fedfa.log import Evaluation
 from fedfa.retention import Kept
 from fedfa.sections import KeepBounded
 from fedfa.spec import Submitted
-from fedfa.store import ObjectInfo, ObjectStore
+from fedfa.store import ObjectStore
 from fedfa_aggregator import metrics
 
 logger = logging.getLogger(__name__)
@@ -66,32 +67,32 @@ def plan(store: ObjectStore, tended: Tended, *, now: float) -> Iterator[str]:
     tended.has_ended = head.manifest.state.status != "running"
     commits = retention.recent(manifests.backwards(store, head), policy.keep_last)
     models = list(store.list(keys.models(federation)))
-    old = _versions(federation, (m for m in models if retention.is_old(policy, m, now=now)))
-    wanted = retention.to_evaluate(
-        policy, submission.spec, head.manifest, old, oldest=commits[-1].model.version
-    )
-    _read_evaluations(store, tended, wanted)
     kept = retention.keep(
         policy,
         submission.spec,
         head.manifest,
         commits,
-        waiting=[version for version in wanted if version not in tended.evaluations],
-        evaluations=tended.evaluations,
+        models,
+        now=now,
+        evaluation_of=_evaluations(store, tended),
     )
     kept = _settle(store, tended, kept, models)
     listing = chain(models, store.list(keys.updates(federation)))
     yield from retention.deletable(kept, listing, now=now)
 
 
-def _read_evaluations(store: ObjectStore, tended: Tended, wanted: Iterable[int]) -> None:
-    """Leave in `tended` what is known of these versions, and read what is not known yet."""
+def _evaluations(store: ObjectStore, tended: Tended) -> Callable[[int], Evaluation | None]:
+    """Reads what is not in `tended` yet, and leaves only what was asked for there."""
     federation = tended.submission.federation
     before, tended.evaluations = tended.evaluations, {}
-    for version in wanted:
+
+    def evaluation_of(version: int) -> Evaluation | None:
         found = before.get(version) or history.evaluation_or_none(store, federation, version)
         if found is not None:
             tended.evaluations[version] = found
+        return found
+
+    return evaluation_of
 
 
 def _settle(store: ObjectStore, tended: Tended, kept: Kept, models: Iterable[ObjectInfo]) -> Kept:

@@ -156,5 +156,6 @@ def _take(batch: Batch, before: Federation, decided: tuple[Replica, tuple[Decisi
 
 def _needs_its_model(federation: Federation, version: int) -> bool:
     """Whether a version may not share its commit, because its very model will be asked for."""
-    is_due = is_evaluation_due(federation, version)
-    return is_due or is_milestone(federation.spec.retention, version)
+    spec = federation.spec
+    is_due = is_evaluation_due(spec, federation.state, version)
+    return is_due or is_milestone(spec.retention, version)

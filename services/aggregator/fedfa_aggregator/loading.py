@@ -6,7 +6,7 @@ from fedfa import ledger as ledgers
 from fedfa import manifests
 from fedfa.errors import FedfaError, InvalidInput, NotFound
 from fedfa.ledger import Ledger
-from fedfa.manifests import Birth
+from fedfa.log import Birth
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensors import FlatModel

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from fedfa import memory
 from fedfa.ledger import Ledger
-from fedfa.merge import rule_of
-from fedfa.rule_choices import FedAsync, FedAvg
+from fedfa.merge import rule_of, window_size
 from fedfa.spec import FederationSpec
 
 # Beside the window: the model, the next one, and the update that is merged or read ahead.
@@ -72,17 +71,6 @@ class Views:
         if replica is None:
             return 0
         return (1 + len(replica.window)) * replica.model.floats.nbytes
-
-
-def window_size(spec: FederationSpec) -> int:
-    """The most updates that meet in one merge."""
-    match spec.rule:
-        case FedAvg():
-            return spec.concurrency
-        case FedAsync():
-            return 1
-        case rule:
-            return rule.window
 
 
 def num_models(spec: FederationSpec) -> int:

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from fedfa import keys, manifests
 from fedfa.canonical import canonical_json
 from fedfa.errors import InvalidInput, NotFound
-from fedfa.federation import Federation
-from fedfa.history import Evaluation, evaluated_versions, evaluation_or_none
-from fedfa.manifests import Manifest
+from fedfa.federation import Clients, Federation
+from fedfa.history import evaluated_versions, evaluation_or_none
+from fedfa.log import Evaluation, Manifest
 from fedfa.messages import MAX_TEXT_CHARACTERS, UpdateReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
@@ -30,7 +30,7 @@ def value_of(
     if known is not None:
         return known.having(manifest.state)
     if manifest.model is None:
-        return Federation(submission.spec, (), manifest.state)
+        return Federation(submission.spec, Clients(()), manifest.state)
     birth = manifests.birth_of(store, submission.federation)
     return manifests.federation_of(submission, birth, manifest.state)
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from fedfa.federation import Federation
-from fedfa.history import Evaluation
-from fedfa.manifests import Manifest, ModelRef
+from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.messages import JobFacts, MarkPool, Order, StopFederation, UpdateReady, Work
 from fedfa.pools import DEFAULT_POOL
 from fedfa.spec import Submitted

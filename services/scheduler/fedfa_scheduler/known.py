@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedfa.events import Job
+from fedfa.events import Job, Stopped
 from fedfa.federation import Federation, is_evaluation_due
-from fedfa.history import Evaluation
-from fedfa.manifests import Manifest, ModelRef
+from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.messages import JobFacts, StopFederation, Work
 from fedfa.pools import DEFAULT_POOL
 from fedfa.spec import Submitted
+from fedfa.stops import target_stop, time_is_up
 from fedfa_scheduler.leases import Lease, Task
 
 
@@ -29,7 +29,7 @@ class Known:
     is_current: bool = False
     leases: dict[Work, Lease] = field(default_factory=dict)
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
-    reached: Evaluation | None = None  # the first one that reached the target
+    at_target: Stopped | None = None  # the stop at the first version that reached it
     due_version: int | None = None
     stop_request: str | None = None  # the reason in stop.json
     stop_sent_at: float | None = None
@@ -97,12 +97,9 @@ class Known:
         """evals/{version}.json is there."""
         self.leases.pop(self.work("evaluate", evaluation.version), None)
         self.evaluations[evaluation.version] = evaluation
-        target = self.submission.spec.stop.target
-        is_first = self.reached is None or evaluation.version < self.reached.version
-        if target is None or not is_first:
-            return
-        if evaluation.metrics.get(target.metric, float("-inf")) >= target.value:
-            self.reached = evaluation
+        stop, first = target_stop(self.submission.spec.stop, [evaluation]), self.at_target
+        if stop and (first is None or stop.final_version < first.final_version):
+            self.at_target = stop
 
     def after_gap(self) -> None:
         """What is known may have changed unheard."""
@@ -118,7 +115,7 @@ class Known:
         """The newest manifest. Leases of closed jobs go; returns new ones, of opened jobs."""
         before = self.value
         if before is None:
-            self.pools = frozenset(client.pool for client in value.clients)
+            self.pools = frozenset(client.pool for client in value.clients.ordered)
         else:
             for pool in list(self.marked_at):
                 if value.num_changes(pool) != before.num_changes(pool):
@@ -150,14 +147,12 @@ def stop_of(known: Known, unix: float) -> StopFederation | None:
         return None
     stop = known.submission.spec.stop
     init = known.leases.get(known.work("init"))
-    if known.reached is not None and stop.target is not None:
-        value = known.reached.metrics[stop.target.metric]
-        reason = f"{stop.target.metric} {value:.4f} reached the target {stop.target.value:g}"
-        return _stop(known, "finished", reason, known.reached.version)
+    if (reached := known.at_target) is not None:
+        return _stop(known, reached.status, reached.reason, reached.final_version)
     if known.stop_request is not None:
         return _stop(known, "stopped", known.stop_request)
     if stop.wall_seconds is not None and unix >= known.submission.created_at + stop.wall_seconds:
-        reason = f"{stop.wall_seconds:g} s since its submission have passed"
+        reason = time_is_up(stop.wall_seconds)
         return _stop(known, "failed" if known.value is None else "finished", reason)
     if init is not None and init.stage == "given_up":
         return _stop(known, "failed", f"the initialisation {init.reason}")
@@ -180,9 +175,10 @@ def _stop(
 
 
 def _due_version(value: Federation, model: ModelRef | None) -> int | None:
-    if value.state.status != "running":
-        return value.state.final_version if model is not None else None
+    spec, state = value.spec, value.state
+    if state.status != "running":
+        return state.final_version if model is not None else None
     if model is None:
         return None
     versions = range(model.version, -1, -1)
-    return next(version for version in versions if is_evaluation_due(value, version))
+    return next(version for version in versions if is_evaluation_due(spec, state, version))

@@ -13,7 +13,7 @@ heard; whether the work is finished, the bucket alone says.
 from dataclasses import dataclass
 from typing import Literal
 
-from fedfa.manifests import ModelRef
+from fedfa.log import ModelRef
 from fedfa.messages import JobFacts, JobFailed, JobReleased, UpdateReady, Work
 
 Task = Literal["train", "evaluate", "init"]

@@ -14,7 +14,7 @@ from functools import partial
 from fedfa import history, keys, manifests
 from fedfa.errors import FedfaError, InvalidInput, NotFound, StoreUnavailable
 from fedfa.failpoints import reach
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.messages import EvalReady, ModelReady
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from fedfa import manifests
 from fedfa.errors import AlreadyExists, Cancelled, Misconfigured, NotFound, StoreUnavailable
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.memory import Bytes
 from fedfa.messages import ModelReady, TrainJob
 from fedfa.store import ObjectStore

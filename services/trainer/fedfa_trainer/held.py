@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, get_args
 
 from fedfa.errors import Cancelled
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.messages import (
     EvalJob,
     InitModel,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedfa.manifests import Birth
+from fedfa.log import Birth
 from fedfa.spec import Submitted
 from fedfa.tasks.base import Task
 from fedfa.tensors import FlatModel

@@ -23,7 +23,7 @@ from fedfa.errors import (
 )
 from fedfa.failpoints import reach
 from fedfa.gpu import PLAIN, Gpu
-from fedfa.manifests import Birth, Manifest, ModelRef
+from fedfa.log import Birth, Manifest, ModelRef
 from fedfa.messages import (
     EvalJob,
     EvalReady,

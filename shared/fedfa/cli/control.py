@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from fedfa import connections, submission
-from fedfa import spec as specs
+from fedfa import connections, spec_files, submission
 from fedfa.cli import console
 from fedfa.errors import InvalidInput, InvalidSpec
+from fedfa.merge import window_of
 from fedfa.messages import MAX_TEXT_CHARACTERS
-from fedfa.rule_choices import FedAsync, FedAvg
 from fedfa.sections import Stop
 from fedfa.settings import BrokerSettings
 from fedfa.spec import FederationSpec, Submitted
@@ -45,7 +44,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="the federation", show_def
 
 def submit(spec: SpecFile, federation: NewId = None, assignments: Assignments = None) -> None:
     """Check a spec and start a federation of it. Prints its id."""
-    checked = specs.load(spec, assignments=assignments or ())
+    checked = spec_files.load(spec, assignments=assignments or ())
     if federation is None:
         federation = submission.new_id(spec.stem)
     broker = connections.broker_settings()
@@ -112,8 +111,8 @@ def allowed_modules(spec: FederationSpec) -> list[str]:
 
 def describe(spec: FederationSpec) -> str:
     """A spec in a few words; that nothing in it ends the federation is worth one too."""
-    rule = spec.rule
+    rule, k = spec.rule, window_of(spec)
     clients = f"{spec.clients} clients" if spec.clients else "the clients of its data"
-    window = "" if isinstance(rule, FedAvg | FedAsync) else f"K = {rule.window}, "
+    window = "" if k is None else f"K = {k}, "
     endless = ", until it is stopped (the spec has no `stop`)" if spec.stop == Stop() else ""
     return f"{spec.task.name} on {clients} by {rule.name}, {window}Mc = {spec.concurrency}{endless}"

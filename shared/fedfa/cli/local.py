@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedfa import connections, submission
-from fedfa import spec as specs
+from fedfa import connections, spec_files, submission
 from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments, NewId, SpecFile
-from fedfa.history import History, HistoryReader
+from fedfa.history import HistoryReader
 from fedfa.pools import DEFAULT_POOL
+from fedfa.rows import History
 from fedfa.store import ObjectStore
 from fedfa.summary import Summary, summarize
 
@@ -73,7 +73,7 @@ def run(
     A broker or bucket that FEDFA_AMQP_URL or FEDFA_S3_ENDPOINT names is used instead of a
     private one. Ends with 0 when the federation finished or was stopped, with 1 otherwise.
     """
-    checked = specs.load(spec, assignments=assignments or ())
+    checked = spec_files.load(spec, assignments=assignments or ())
     control.check_task(checked)
     if federation is None:
         federation = submission.new_id(spec.stem)

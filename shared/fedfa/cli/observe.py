@@ -14,7 +14,8 @@ from fedfa import connections, manifests, submission
 from fedfa.cli import EXIT_INTERRUPTED, console, views
 from fedfa.cli.control import Folder, Id
 from fedfa.errors import FedfaError, Unavailable
-from fedfa.history import History, HistoryReader, is_over
+from fedfa.history import HistoryReader
+from fedfa.rows import History, is_over
 from fedfa.store import ObjectStore
 from fedfa.summary import Summary, series, summarize
 from fedfa.tracebacks import first_line

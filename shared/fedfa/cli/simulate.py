@@ -9,8 +9,7 @@ import typer
 from rich.table import Table
 
 from fedfa import bound as bounds
-from fedfa import connections, manifests
-from fedfa import spec as specs
+from fedfa import connections, manifests, spec_files
 from fedfa.cli import EXIT_INTERRUPTED, console, control, observe, results, views
 from fedfa.cli.control import Assignments
 from fedfa.cli.observe import Json
@@ -95,7 +94,7 @@ def simulate(
         return
     if spec is None:
         raise InvalidSpec("SPEC: give a spec's file, or --like RUN")
-    checked = specs.load(spec, assignments=assignments or ())
+    checked = spec_files.load(spec, assignments=assignments or ())
     control.check_task(checked)
     if federation is None:
         federation = slug(spec.stem)

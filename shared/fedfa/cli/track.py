@@ -11,7 +11,8 @@ from fedfa import connections
 from fedfa.cli import EXIT_INTERRUPTED, console, observe
 from fedfa.cli.control import Folder, Id
 from fedfa.errors import InvalidInput, Unavailable
-from fedfa.history import HistoryReader, is_over
+from fedfa.history import HistoryReader
+from fedfa.rows import is_over
 from fedfa.tracking import MLflow, Sink, TensorBoard, Tracker
 
 

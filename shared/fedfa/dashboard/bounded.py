@@ -4,7 +4,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from fedfa.history import Row
+from fedfa.rows import Row
 
 T = TypeVar("T")
 

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from fedfa import spec as specs
-from fedfa import submission
+from fedfa import spec_files, submission
 from fedfa.complaints import describe
 from fedfa.errors import InvalidInput
 from fedfa.messages import MAX_TEXT_CHARACTERS
@@ -55,7 +54,7 @@ class _Stop(BaseModel):
 def start(store: ObjectStore, control: Control, body: bytes) -> dict[str, Any]:
     """Submit a spec. Raises InvalidInput with what to change."""
     asked = _parsed(_Start, body)
-    spec = specs.loads(asked.spec)
+    spec = spec_files.loads(asked.spec)
     name = asked.id or submission.new_id(spec.task.name.rpartition(":")[2])
     submitted = submission.submit(store, spec, name)
     control.announce(submitted)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from fedfa.dashboard.bounded import Thinned
-from fedfa.history import Evaluation, evaluated_versions, evaluation_or_none
+from fedfa.history import evaluated_versions, evaluation_or_none
+from fedfa.log import Evaluation
 from fedfa.store import ObjectStore
 
 LIST_ALL_SECONDS = 60.0  # evaluations may finish out of order; between, only the newest are listed

@@ -17,7 +17,7 @@ from fedfa.dashboard.bounded import Thinned, Totals
 from fedfa.dashboard.evaluations import Evaluations
 from fedfa.dashboard.rows import JsonRow, Openings, as_json, rows_alone
 from fedfa.events import Merged
-from fedfa.manifests import Birth, Manifest
+from fedfa.log import Birth, Manifest
 from fedfa.store import ObjectStore
 from fedfa.submission import submitted
 

@@ -7,7 +7,7 @@ from fedfa import manifests
 from fedfa.dashboard.evaluations import Evaluations
 from fedfa.dashboard.view import brief_metrics
 from fedfa.errors import FedfaError, NotFound, Unavailable
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.submission import ID

@@ -6,8 +6,8 @@ from typing import Any
 
 from fedfa import manifests
 from fedfa.events import Abandoned, Job
-from fedfa.history import Row, clients_of, rows_of
-from fedfa.manifests import Manifest
+from fedfa.log import Manifest
+from fedfa.rows import Row, clients_of, rows_of
 from fedfa.store import ObjectStore
 
 JsonRow = dict[str, Any]

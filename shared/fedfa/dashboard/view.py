@@ -12,7 +12,8 @@ import yaml
 
 from fedfa.dashboard import people
 from fedfa.dashboard.follower import Follower, Mark
-from fedfa.history import Evaluation
+from fedfa.log import Evaluation
+from fedfa.merge import window_of
 from fedfa.spec import FederationSpec
 from fedfa.summary import (
     RATE_SECONDS,
@@ -58,7 +59,7 @@ def view_of(follower: Follower, *, live: Json | None = None, now: float = 0.0) -
         "messages": _messages(live),
         "task": spec.task.name,
         "rule": spec.rule.name,
-        "window": getattr(spec.rule, "window", None),
+        "window": window_of(spec),
         "concurrency": spec.concurrency,
         "seconds": round(until - created_at, 3),
         "version": version,

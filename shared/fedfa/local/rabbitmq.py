@@ -154,12 +154,9 @@ class RabbitMQ:
 
     def _write_files(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        listener = f"listeners.tcp.1 = 127.0.0.1:{self.port}
-"
-        (self.folder / "rabbitmq.conf").write_text(f"{listener}{_SMALL_LOG}
-")
-        (self.folder / "advanced.config").write_text("[].
-")
+        listener = f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+        (self.folder / "rabbitmq.conf").write_text(f"{listener}{_SMALL_LOG}\n")
+        (self.folder / "advanced.config").write_text("[].\n")
         (self.folder / "enabled_plugins").write_text("[].\n")
         cookie = self.folder / ".erlang.cookie"  # Erlang demands that nobody else can read it
         if not cookie.exists():

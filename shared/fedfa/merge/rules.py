@@ -100,3 +100,13 @@ def _weigh(spec: FederationSpec, *, fednova: bool) -> Weigh:
         return partial(by_direction, momentum=0.0, pull=0.0)
     pull = optimizer.learning_rate * spec.local.proximal
     return partial(by_direction, momentum=optimizer.momentum, pull=pull)
+
+
+def window_of(spec: FederationSpec) -> int | None:
+    """The rule's K, or None where it has none."""
+    return None if isinstance(spec.rule, FedAvg | FedAsync) else spec.rule.window
+
+
+def window_size(spec: FederationSpec) -> int:
+    """The most updates that meet in one merge."""
+    return spec.concurrency if isinstance(spec.rule, FedAvg) else window_of(spec) or 1

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfa.history import History, HistoryReader
+from fedfa.history import HistoryReader
 from fedfa.paper.plan import Run
 from fedfa.paper.profiles import TARGET_SHARE
+from fedfa.rows import History
 from fedfa.store import DirectoryStore
 
 METRIC = "accuracy"

@@ -5,9 +5,9 @@ Importing this package imports matplotlib, which takes a while.
 
 from pathlib import Path
 
-from fedfa.history import History
 from fedfa.report.figures import draw
 from fedfa.report.page import page
+from fedfa.rows import History
 
 PAGE = "report.html"
 

@@ -6,8 +6,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedfa.history import History
 from fedfa.report.figures import STYLE, level_line, png
+from fedfa.rows import History
 from fedfa.summary import series
 
 # Okabe and Ito's colours, that people with any colour vision can tell apart.

@@ -9,8 +9,8 @@ from html import escape
 import yaml
 
 from fedfa import __version__
-from fedfa.history import History
 from fedfa.report.figures import Drawn
+from fedfa.rows import History
 from fedfa.summary import Measured, Summary, summarize
 
 MOST_REASONS = 10

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fedfa import modules, spec, training
+from fedfa import modules, spec_files, training
 from fedfa.tasks import base
 
 HERE = Path(__file__).parent
@@ -17,7 +17,7 @@ SPEC = HERE / "my_task.yaml"
 
 class MyTaskTest(unittest.TestCase):
     def setUp(self) -> None:
-        self.spec = spec.load(SPEC)
+        self.spec = spec_files.load(SPEC)
         self.task = base.load(self.spec, allowed=["my_task"])
         self.module = self.task.model()
         self.start = modules.read(self.module, modules.template_of(self.module))

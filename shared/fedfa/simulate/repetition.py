@@ -15,7 +15,7 @@ from fedfa import history, keys, ledger, manifests
 from fedfa.errors import AlreadyExists, InvalidInput, InvalidSpec, NotFound
 from fedfa.events import Decision, Job, Merged, Rejected, Update
 from fedfa.ledger import Ledger
-from fedfa.manifests import Committed, ModelRef
+from fedfa.log import Committed, ModelRef
 from fedfa.replay import Mismatch
 from fedfa.replica import Replica, decide, is_judgement, merge, needs_base
 from fedfa.simulate.workers import Answer, Workers, usable_cores

@@ -20,15 +20,15 @@ from fedfa.canonical import canonical_json, sha256
 from fedfa.delays import delay_seconds
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
 from fedfa.events import Abandoned, Decision, Job, Stopped, Update
-from fedfa.federation import Federation, Slot, is_evaluation_due
-from fedfa.history import Evaluation
+from fedfa.federation import Slot, is_evaluation_due
 from fedfa.ledger import Ledger
-from fedfa.manifests import Manifest, ModelRef
+from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.sections import KeepBounded, Stop
 from fedfa.simulate.durations import train_seconds
 from fedfa.simulate.workers import Answer, Workers, usable_cores
 from fedfa.spec import FederationSpec, Submitted
+from fedfa.stops import target_stop, time_is_up
 from fedfa.store import DirectoryStore
 from fedfa.submission import check_id
 
@@ -36,6 +36,7 @@ WRITER = "simulator"
 ATTEMPT = "0000000000000-00000000-000001"  # every job succeeds or fails the same way each time
 JOB_FIELDS = ("slot", "generation")  # of a message; an Update has a Job instead
 BEFORE_ALL = float("-inf")
+AFTER_ALL = float("inf")  # by which all files are old: on a virtual clock none is young
 SWEEP_EVERY = 25  # commits between two looks for files that retention lets go
 
 
@@ -199,18 +200,15 @@ class Simulation:
         stop, now = self.stop, book.head.manifest.at
         if stop.target is not None:
             self._finish_evaluations()
-            if (reached := self._reached()) is not None:
-                value = f"{stop.target.metric} {reached.metrics[stop.target.metric]:.4f}"
-                reason = f"{value} reached the target {stop.target.value:g}"
-                event = Stopped("finished", reason, reached.version)
-                return self._commit(book, *decide(replica, event), now)
+            reached = target_stop(stop, self.evaluations.values())
+            if reached is not None:
+                return self._commit(book, *decide(replica, reached), now)
         turn, flight = self._flights[0]
         at = turn[0]
         if stop.wall_seconds is not None:
             end = self.created_at + stop.wall_seconds
             if at >= end:
-                reason = f"{stop.wall_seconds:g} s since its submission have passed"
-                event = Stopped("finished", reason, replica.version)
+                event = Stopped("finished", time_is_up(stop.wall_seconds), replica.version)
                 return self._commit(book, *decide(replica, event), max(now, end))
         answer = flight.answer.result()
         heapq.heappop(self._flights)
@@ -257,7 +255,7 @@ class Simulation:
         spec = federation.spec
         training = train_seconds(
             spec,
-            federation.clients[federation.index[client]],
+            federation.clients.named(client),
             step_seconds=self._clock.step_seconds,
         )
         delay = delay_seconds(spec.delay, seed=spec.seed, client=client)
@@ -314,10 +312,9 @@ class Simulation:
     def _begin_evaluation(self, manifest: Manifest) -> None:
         """Have the version of this manifest evaluated if it is due and was not already."""
         model = manifest.model
-        value = Federation(self._submission.spec, (), manifest.state)
         if (
             model is not None
-            and is_evaluation_due(value, model.version)
+            and is_evaluation_due(self._submission.spec, manifest.state, model.version)
             and model.version not in self.evaluations
             and model.version not in self._evaluating
         ):
@@ -343,16 +340,6 @@ class Simulation:
             self.evaluations[version] = history.read_evaluation(self._store, federation, version)
             del self._evaluating[version]
 
-    def _reached(self) -> Evaluation | None:
-        target = self.stop.target
-        if target is None:
-            return None
-        for version in sorted(self.evaluations):
-            value = self.evaluations[version].metrics.get(target.metric)
-            if value is not None and value >= target.value:
-                return self.evaluations[version]
-        return None
-
     # -- retention -------------------------------------------------------------------------------
 
     def _sweep(self, book: Ledger) -> None:
@@ -366,28 +353,21 @@ class Simulation:
             return
         commits = retention.recent(manifests.backwards(self._store, head), policy.keep_last)
         models = list(self._store.list(keys.models(federation)))
-        old = {keys.version_of(federation, info.key) for info in models} - {None}
-        wanted = retention.to_evaluate(
-            policy,
-            self._submission.spec,
-            head.manifest,
-            sorted(version for version in old if version is not None),
-            oldest=commits[-1].model.version,
-        )
-        known = {v: self.evaluations[v] for v in wanted if v in self.evaluations}
         kept = retention.keep(
             policy,
             self._submission.spec,
             head.manifest,
             commits,
-            waiting=[version for version in wanted if version not in known],
-            evaluations=known,
+            models,
+            now=AFTER_ALL,
+            evaluation_of=self.evaluations.get,
         )
         awaited = {model.key for _, model, _ in self._evaluating.values()}
         awaited |= {flight.base.key for _, flight in self._flights}  # also to go on after a kill
-        for info in [*models, *self._store.list(keys.updates(federation))]:
-            if info.key not in awaited and not kept.holds(info.key):
-                self._store.delete(info.key)
+        listing = [*models, *self._store.list(keys.updates(federation))]
+        for key in retention.deletable(kept, listing, now=AFTER_ALL):
+            if key not in awaited:
+                self._store.delete(key)
 
 
 def _open_jobs(book: Ledger) -> list[tuple[Job, Slot]]:

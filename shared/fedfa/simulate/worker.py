@@ -20,7 +20,7 @@ import torch
 from fedfa import keys, ledger, manifests, modules, training
 from fedfa.canonical import sha256
 from fedfa.errors import InvalidInput
-from fedfa.manifests import Birth, ModelRef
+from fedfa.log import Birth, ModelRef
 from fedfa.messages import UpdateReady
 from fedfa.randomness import prf
 from fedfa.store import DirectoryStore

@@ -9,8 +9,8 @@ from pathlib import Path
 from fedfa import store
 from fedfa.canonical import sha256
 from fedfa.errors import InvalidData
+from fedfa.keys import ObjectInfo
 from fedfa.settings import StoreSettings
-from fedfa.store import ObjectInfo
 
 MAX_OBJECT_BYTES = 1 << 30
 READERS = 16  # objects that are fetched side by side
