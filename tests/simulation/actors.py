@@ -129,7 +129,7 @@ class Services:
         bucket = Bucket(store)
         worker = SimWorker(self, life, store, bucket, publisher, runtime)
         trainer = SimTrainer(settings, consumer, publisher, bucket, worker, runtime=runtime)
-        life.state["works"] = lambda: [tuple(each["work"]) for each in trainer.jobs()[1]]
+        life.state["works"] = lambda: [each["work"] for each in trainer.jobs()[1]]
         life.at_death.append(lambda: self.checker.lost_touch(life))
         return trainer.run
 

@@ -248,10 +248,10 @@ class Scheduler:
                 if isinstance(action.message, Order):
                     metrics.jobs_published.inc()
                 logger.info("sent", extra=_fields(action.message))
-            case Look(federation, (_, task, first, generation)):
+            case Look(federation, work):
                 if self._lookout.look(action, now):
                     metrics.lease_expired.inc()
-                    extra = {"federation": federation, "task": task, "job": f"{first}-{generation}"}
+                    extra = {"federation": federation, **work._asdict()}
                     logger.warning("a lease expired", extra=extra)
             case FindModel():
                 self._lookout.find_model(action)
