@@ -4,13 +4,12 @@ Every body runs in its own thread and reads top to bottom. An outage of store or
 makes it wait: what was computed is kept until it is delivered, or until nobody waits for it.
 """
 
-import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fedfa import keys, ledger, manifests, modules, training
+from fedfa import keys, ledger, manifests, modules, training, update_files
 from fedfa.broker import Publisher
 from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import (
@@ -125,11 +124,8 @@ class Worker:
         reach("trainer.trained")
         self.train_seconds[job.uid] = train_seconds
         metrics.train_seconds.observe(train_seconds)
-        if not (math.isfinite(result.loss) and result.update.is_finite):
-            raise Diverged(
-                f"training diverged: loss {result.loss:g} after {result.num_steps} steps; lower "
-                "the local learning rate"
-            )
+        if (reason := result.divergence) is not None:
+            raise Diverged(reason)
         return Finished(version, result, started_at, train_seconds, warm.submission.spec)
 
     def _local_update(self, held: Held, job: TrainJob, warm: Warm, model: FlatModel) -> LocalResult:
@@ -154,7 +150,7 @@ class Worker:
             slot=job.slot,
             generation=job.generation,
             attempt=held.attempt,
-            key="-",  # named by the file's content, which holds all fields but key and digest
+            key=update_files.UNNAMED,
             client=job.client,
             base_version=finished.base_version,
             num_examples=result.num_examples,
@@ -165,19 +161,10 @@ class Worker:
             train_seconds=finished.train_seconds,
             delay_seconds=job.delay_seconds,
         )
-        parts = training.update_parts(
-            result.update,
-            draft.metadata(),
-            spec=finished.spec,
-            slot=job.slot,
-            generation=job.generation,
-        )
-        digest = sha256(*parts)
-        key = keys.update(job.federation, job.slot, job.generation, draft.attempt, digest)
-        update = draft.model_copy(update={"key": key, "digest": digest})
+        update, parts, digest = update_files.finished(draft, result.update, finished.spec)
         self._journal.putting(update)
         reach("trainer.before_put")
-        self._bucket.upload(held, key, parts, digest=digest)
+        self._bucket.upload(held, update.key, parts, digest=digest)
         metrics.saved_bytes.inc(
             result.update.template.size_bytes - sum(len(part) for part in parts[1:])
         )
@@ -192,9 +179,8 @@ class Worker:
             result, seconds = self._measure(held, job)
             self._newest(held)  # raises where the folder was deleted meanwhile
             reach("trainer.evaluated")
-            wrong = {name: value for name, value in result.items() if not math.isfinite(value)}
-            if wrong:
-                raise InvalidInput(f"evaluation of version {job.version}: not finite: {wrong}")
+            if (reason := training.why_not_finite(job.version, result)) is not None:
+                raise InvalidInput(reason)
             fields = {
                 "version": job.version,
                 "metrics": result,
@@ -314,13 +300,7 @@ class Worker:
             birth = self._bucket.insist(
                 held, "get", lambda: manifests.birth_of(self._bucket.store, federation)
             )
-            ours = modules.frozen_digest(warm.module)
-            if ours != birth.frozen_digest:
-                raise InvalidInput(
-                    f"frozen weights: they hash to {ours} on {held.trainer}, and to "
-                    f"{birth.frozen_digest} where version 0 was made; give every trainer the "
-                    "same task code and the same pretrained weights"
-                )
+            modules.require_frozen(warm.module, birth.frozen_digest, where=f"on {held.trainer}")
             warm.birth = birth
             self._templates[held.order.uid] = birth.template
         return warm.birth
