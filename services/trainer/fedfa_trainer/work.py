@@ -21,7 +21,6 @@ from fedfa.errors import (
     UnknownTask,
 )
 from fedfa.failpoints import reach
-from fedfa.gpu import PLAIN, Gpu
 from fedfa.manifests import Birth, Manifest, ModelRef
 from fedfa.messages import (
     EvalJob,
@@ -31,7 +30,6 @@ from fedfa.messages import (
     TrainJob,
     UpdateReady,
 )
-from fedfa.randomness import prf
 from fedfa.spec import FederationSpec
 from fedfa.tasks import base as tasks
 from fedfa.tensor_files import encode
@@ -40,6 +38,7 @@ from fedfa.topology import EVENTS, UPDATES
 from fedfa.training import LocalResult
 from fedfa_trainer import metrics
 from fedfa_trainer.bucket import BEHIND_WAIT_SECONDS, Bucket
+from fedfa_trainer.computer import Computer
 from fedfa_trainer.computing import Computing
 from fedfa_trainer.failures import Diverged
 from fedfa_trainer.held import Held
@@ -68,25 +67,24 @@ class Worker:
         self,
         bucket: Bucket,
         publisher: Publisher,
+        computer: Computer,
         *,
         task_allow: tuple[str, ...],
         prefetch: bool = False,
-        gpu: Gpu = PLAIN,
         runtime: Runtime = THREADS,
         journal: Journal | None = None,
     ) -> None:
         """prefetch: a job that waits for its turn reads its model meanwhile."""
-        self.computing = Computing()
+        self.computing = Computing(runtime)
         self.train_seconds: dict[str, float] = {}  # by uid: what the last training took
         self._bucket = bucket
         self._publisher = publisher
+        self._computer = computer
         self._task_allow = task_allow
         self._journal = journal or Journal()
         self._runtime = runtime
-        self._device = training.best_device()
         self._shelf = Shelf()
         self._prefetch = prefetch
-        self._gpu = gpu
         self._templates: dict[str, Template] = {}  # by uid, of federations that were trained here
 
     def perform(self, held: Held) -> None:
@@ -108,7 +106,7 @@ class Worker:
         held.enter("delivering")
         held.hear_manifest(self._newest(held))
         held.check()
-        self._deliver(held, job, finished)
+        self.deliver(held, job, finished)
 
     def _compute(self, held: Held, job: TrainJob) -> Finished:
         ahead = self._read_ahead(held, job) if self._prefetch else None
@@ -118,7 +116,7 @@ class Worker:
             started_at, began = self._runtime.unix(), self._runtime.clock()
             limit = warm.submission.spec.limits.job_seconds
             with self.computing.timed(held), held.limited(limit):
-                result = self._local_update(held, job, warm, model)
+                result = self._computer.train(warm, model, job, held.should_stop)
             train_seconds = self._runtime.clock() - began
             held.enter("delaying")  # in its turn still: nothing but a closed job stops it now
         reach("trainer.trained")
@@ -128,21 +126,7 @@ class Worker:
             raise Diverged(reason)
         return Finished(version, result, started_at, train_seconds, warm.submission.spec)
 
-    def _local_update(self, held: Held, job: TrainJob, warm: Warm, model: FlatModel) -> LocalResult:
-        spec = warm.submission.spec
-        return training.local_update(
-            warm.task,
-            warm.module,
-            model,
-            client=job.client,
-            spec=spec,
-            seed=prf(spec.seed, "training", job.slot, job.generation),
-            device=self._device,
-            should_stop=held.should_stop,
-            gpu=self._gpu,
-        )
-
-    def _deliver(self, held: Held, job: TrainJob, finished: Finished) -> None:
+    def deliver(self, held: Held, job: TrainJob, finished: Finished) -> None:
         result = finished.result
         draft = UpdateReady(
             federation=job.federation,
@@ -206,13 +190,10 @@ class Worker:
             began = self._runtime.clock()
             limit = warm.submission.spec.limits.job_seconds
             with self.computing.timed(held), held.limited(limit):
-                result = self._metrics(held, warm, model)
+                result = self._computer.evaluate(warm, model)
             seconds = self._runtime.clock() - began
             held.enter("delivering")
         return result, seconds
-
-    def _metrics(self, held: Held, warm: Warm, model: FlatModel) -> dict[str, float]:
-        return training.evaluate(warm.task, warm.module, model, self._device)
 
     def _initialise(self, held: Held, order: InitModel) -> None:
         if self._bucket.newest(held) is not None:
@@ -291,7 +272,7 @@ class Worker:
         except UnknownTask as error:
             held.release(str(error), missing=spec.task.name)
             raise Cancelled(str(error)) from error
-        return Warm(submission, task, self._gpu.prepare(task.model(), self._device))
+        return Warm(submission, task, self._computer.build(task))
 
     def _birth(self, held: Held, warm: Warm) -> Birth:
         """What manifest 0 fixed, once this trainer's frozen weights are seen to be the same."""
