@@ -15,6 +15,7 @@ from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import file_parts
 from fedfa.tensors import FlatModel, Template
+from fedfa.update_files import UNNAMED, finished
 
 ATTEMPT = "1764495000000-0a1b2c3d-000001"
 SCALE = 0.01  # of the numbers: any federation of them stays finite
@@ -74,7 +75,7 @@ class Played:
             slot=job.slot,
             generation=job.generation,
             attempt=attempt,
-            key="-",
+            key=UNNAMED,
             client=client,
             base_version=version,
             num_examples=10,
@@ -85,8 +86,6 @@ class Played:
             train_seconds=0.1,
             delay_seconds=0.0,
         )
-        parts = file_parts(self.vector, draft.metadata())
-        digest = sha256(*parts)
-        key = keys.update(self.id, job.slot, job.generation, attempt, digest)
-        self.store.upload(key, parts, digest=digest)
-        return draft.model_copy(update={"key": key, "digest": digest})
+        update, parts, digest = finished(draft, self.vector, self.submitted.spec)
+        self.store.upload(update.key, parts, digest=digest)
+        return update

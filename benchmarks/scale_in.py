@@ -154,12 +154,12 @@ def merges_until(store: ObjectStore, end: float) -> tuple[float, int]:
 def held(stack: LocalStack) -> list[dict[str, Any]]:
     names = [name for name in stack.processes if name.startswith("trainer")]
     jobs = [job for name in names for job in get(stack, name, "/jobs") or []]
-    return [job for job in jobs if job["work"][0] == "train"]
+    return [job for job in jobs if job["work"]["activity"] == "train"]
 
 
 def await_held(stack: LocalStack, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while len({job["work"][1] for job in held(stack)}) < CONCURRENCY:
+    while len({job["work"]["slot"] for job in held(stack)}) < CONCURRENCY:
         if time.monotonic() > deadline:
             raise SystemExit(f"{len(held(stack))} jobs held after {seconds:g} s: {held(stack)}")
         time.sleep(0.1)

@@ -348,11 +348,11 @@ class Watch:
     def _look(self) -> None:
         before = self.here.newest(NAME)
         held = {
-            (trainer, int(job["work"][1]), int(job["work"][2]))
+            (trainer, int(job["work"]["slot"]), int(job["work"]["generation"]))
             for trainer in TRAINERS
             if not self.chaos.is_disturbed(trainer) and self.here.process(trainer).is_running
             for job in self.here.jobs(trainer)
-            if job["work"][0] == "train"
+            if job["work"]["activity"] == "train"
         }
         after = self.here.newest(NAME)
         if before is None or after is None:

@@ -4,7 +4,7 @@ Decoding trusts nothing: a size cap, no extension types, bounded containers, the
 schema that refuses unknown fields and non-finite numbers. Anything else is InvalidMessage.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -28,9 +28,17 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 PoolName = Annotated[str, Field(pattern=f"^{POOL_PATTERN}$")]
 
-Work = tuple[
-    str, str, int, int
-]  # (uid, task, slot or version, generation): what a lease is held on
+Activity = Literal["train", "evaluate", "init"]
+
+
+class Work(NamedTuple):
+    """What a lease is held on. A number that does not belong to the activity is 0."""
+
+    uid: str
+    activity: Activity
+    slot: int = 0
+    generation: int = 0
+    version: int = 0
 
 
 class Message(BaseModel):
@@ -148,13 +156,13 @@ class InitReady(Message):
 
 
 class JobFacts(Message):
-    """What identifies a piece of a trainer's work. `task` says which of the three it is.
+    """What identifies a piece of a trainer's work. `task` is its activity.
 
     slot and generation are a training job's, version is an evaluation's; the others are None.
     pools: what the trainer serves, all of which it keeps alive, busy with one of them or not.
     """
 
-    task: Literal["train", "evaluate", "init"]
+    task: Activity
     slot: Count | None = None
     generation: Count | None = None
     version: Count | None = None
@@ -164,17 +172,17 @@ class JobFacts(Message):
 
     @model_validator(mode="after")
     def _names_its_work(self) -> "JobFacts":
-        numbers = {"train": (self.slot, self.generation), "evaluate": (self.version,), "init": ()}
-        given = [self.slot, self.generation, self.version]
-        wanted = numbers[self.task]
-        if None in wanted or sum(number is not None for number in given) != len(wanted):
-            raise ValueError(f"{self.task}: wrong numbers")
+        expected = {"train": ["slot", "generation"], "evaluate": ["version"], "init": []}[self.task]
+        numbers = {"slot": self.slot, "generation": self.generation, "version": self.version}
+        given = [name for name, number in numbers.items() if number is not None]
+        if given != expected:
+            raise ValueError(f"task: {self.task!r} goes with {expected}, not with {given}")
         return self
 
     @property
     def work(self) -> Work:
-        first = self.version if self.task == "evaluate" else self.slot
-        return (self.uid, self.task, first or 0, self.generation or 0)
+        numbers = self.slot or 0, self.generation or 0, self.version or 0
+        return Work(self.uid, self.task, *numbers)
 
 
 class JobStarted(JobFacts):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedfa.errors import InvalidTensors
+from fedfa.errors import InvalidInput, InvalidTensors
 from fedfa.tensors import FlatModel, Template, Tensor
 
 _INTEGER_NAMES = {
@@ -54,6 +54,15 @@ def frozen_digest(module: nn.Module) -> str:
             raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(raw.numpy().data)
     return digest.hexdigest()
+
+
+def require_frozen(module: nn.Module, digest: str, *, where: str = "here") -> None:
+    """Raise InvalidInput unless the module has the frozen weights of version 0."""
+    if (ours := frozen_digest(module)) != digest:
+        raise InvalidInput(
+            f"frozen weights: they hash to {ours} {where}, and to {digest} where version 0 was "
+            "made; use the same pre-trained weights and task code everywhere"
+        )
 
 
 def _exchanged(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,9 +4,9 @@ The same base, shard, spec and seed give the same update, bit for bit, on the sa
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,14 +17,11 @@ from fedfa.errors import Cancelled, InvalidData, InvalidSpec
 from fedfa.federation import Client
 from fedfa.gpu import PLAIN, Gpu, resident
 from fedfa.log import Birth
-from fedfa.memory import Bytes
 from fedfa.merge import rule_of
 from fedfa.pools import assign
-from fedfa.randomness import prf
 from fedfa.sections import AdamW, LocalTraining, OptimizerChoice
 from fedfa.spec import FederationSpec
 from fedfa.tasks.base import Batch, Shard, Task, clients_of
-from fedfa.tensor_files import file_parts
 from fedfa.tensors import FlatModel
 
 
@@ -39,6 +36,16 @@ class LocalResult:
     num_examples: int
     num_steps: int
     loss: float
+
+    @property
+    def divergence(self) -> str | None:
+        """Why it is no update, or None: its numbers are not all finite."""
+        if math.isfinite(self.loss) and self.update.is_finite:
+            return None
+        return (
+            f"training diverged: loss {self.loss:g} after {self.num_steps} steps; lower the local "
+            "learning rate"
+        )
 
 
 def best_device() -> torch.device:
@@ -93,19 +100,6 @@ def local_update(
     return LocalResult(end, len(examples), num_steps, loss)
 
 
-def update_parts(
-    update: FlatModel,
-    metadata: dict[str, Any],
-    *,
-    spec: FederationSpec,
-    slot: int,
-    generation: int,
-) -> tuple[Bytes, ...]:
-    """The file of a finished job, in parts, compressed as the spec says; the same for each try."""
-    seed = prf(spec.seed, "rounding", slot, generation)
-    return file_parts(update, metadata, compression=spec.compression, seed=seed)
-
-
 def evaluate(
     task: Task, module: nn.Module, model: FlatModel, device: torch.device
 ) -> dict[str, float]:
@@ -123,6 +117,12 @@ def evaluate(
     if "loss" not in metrics:
         raise InvalidSpec(f"task: evaluate() of {type(task).__name__} gave no 'loss'")
     return metrics
+
+
+def why_not_finite(version: int, metrics: Mapping[str, float]) -> str | None:
+    """Why these metrics of a version cannot be kept, or None."""
+    wrong = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+    return f"evaluation of version {version}: not finite: {wrong}" if wrong else None
 
 
 def batch_of(shard: Shard, indices: torch.Tensor, device: torch.device, gpu: Gpu = PLAIN) -> Batch:

@@ -22,7 +22,9 @@ def phases(here: World, trainer: str) -> list[str]:
 
 
 def in_training(here: World, trainer: str) -> set[tuple[object, ...]]:
-    return {tuple(held["work"]) for held in here.jobs(trainer) if held["phase"] == "training"}
+    return {
+        tuple(held["work"].values()) for held in here.jobs(trainer) if held["phase"] == "training"
+    }
 
 
 def zombies(here: World, name: str, trainer: str) -> list[object]:
@@ -34,8 +36,8 @@ def zombies(here: World, name: str, trainer: str) -> list[object]:
         held
         for held in here.jobs(trainer)
         if held["federation"] == name
-        and held["work"][0] == "train"
-        and slots[held["work"][1]].generation > held["work"][2]
+        and held["work"]["activity"] == "train"
+        and slots[held["work"]["slot"]].generation > held["work"]["generation"]
     ]
 
 
@@ -119,7 +121,7 @@ def test_a_trainer_told_to_end_hands_back_what_does_not_fit(here: World) -> None
 
     def held(trainer: str) -> set[tuple[int, int]]:
         works = [job["work"] for job in here.jobs(trainer) if job["phase"] == "delaying"]
-        return {(slot, generation) for task, slot, generation in works if task == "train"}
+        return {(work["slot"], work["generation"]) for work in works if work["activity"] == "train"}
 
     busy = wait_for(lambda: [each for each in TRAINERS if len(held(each)) >= 2], seconds=60)[0]
     mine = held(busy)

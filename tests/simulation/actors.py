@@ -5,11 +5,11 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from typing import cast
 
 import numpy as np
+from torch import nn
 
 from fedfa import keys
 from fedfa.broker import Consumer, Publisher
@@ -19,6 +19,7 @@ from fedfa.merge import rule_of
 from fedfa.messages import TrainJob
 from fedfa.observability import Pulse
 from fedfa.randomness import prf
+from fedfa.tasks.base import Task
 from fedfa.tensors import FlatModel, Template, Tensor
 from fedfa.topology import BROADCAST_QUEUE, EVENTS_QUEUE, UPDATES_QUEUE
 from fedfa.training import LocalResult
@@ -33,7 +34,6 @@ from fedfa_scheduler.service import Scheduler
 from fedfa_scheduler.service import run as run_scheduler
 from fedfa_scheduler.settings import SchedulerSettings
 from fedfa_trainer.bucket import Bucket
-from fedfa_trainer.computing import Computing
 from fedfa_trainer.held import Held
 from fedfa_trainer.runtime import Runtime
 from fedfa_trainer.service import Trainer, queues
@@ -45,7 +45,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.faults import Faults
 from tests.simulation.scenario import LEASE_TTL_SECONDS, Scenario
 from tests.simulation.store import FaultyStore, MemoryStore
-from tests.simulation.world import Life, SimSignal, Waiters, World
+from tests.simulation.world import Life, SimLock, SimSignal, World
 
 SCHEDULER_SETTINGS = SchedulerSettings(
     lease_ttl_seconds=LEASE_TTL_SECONDS,
@@ -123,6 +123,7 @@ class Services:
             clock=life.clock,
             unix=life.unix,
             signal=lambda: SimSignal(self.world),
+            lock=lambda: SimLock(self.world),
             start=start,
         )
         store, publisher = self.store(life), self.publisher(life)
@@ -133,7 +134,7 @@ class Services:
         bucket = Bucket(store)
         worker = SimWorker(self, life, store, bucket, publisher, runtime)
         trainer = SimTrainer(settings, consumer, publisher, bucket, worker, runtime=runtime)
-        life.state["works"] = lambda: [tuple(each["work"]) for each in trainer.jobs()[1]]
+        life.state["works"] = lambda: [each["work"] for each in trainer.jobs()[1]]
         life.at_death.append(lambda: self.checker.lost_touch(life))
         return trainer.run
 
@@ -179,38 +180,52 @@ class SimTrainer(Trainer):
         """Nor here."""
 
 
-class SimComputing(Computing):
-    """One turn at a time, waited for in virtual time."""
+class SimComputer:
+    """Its training is a pseudo-random vector, after a while."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world, self._is_taken = world, False
-        self._waiters: Waiters = []
+    def __init__(self, services: Services, life: Life) -> None:
+        self._sim, self._life = services, life
 
-    @contextmanager
-    def turn(self, held: Held) -> Iterator[None]:
-        while self._is_taken:
-            self._world.wait(self._waiters, 1.0)
-            held.check()
-        self._is_taken = True
-        try:
-            held.check()
-            yield
-        finally:
-            self._is_taken = False
-            self._world.wake(self._waiters)
+    def build(self, task: Task) -> nn.Module:
+        return task.model()
 
-    @contextmanager
-    def timed(self, held: Held) -> Iterator[None]:
-        held.enter("training")
-        yield
+    def train(
+        self, warm: Warm, base: FlatModel, job: TrainJob, should_stop: Callable[[], bool]
+    ) -> LocalResult:
+        world, scenario = self._sim.world, self._sim.scenario
+        left = world.random.choice(scenario.train_seconds)
+        with self._sim.checker.training(self._life, job) as still_trains:
+            while left > 0:
+                world.sleep(min(left, 0.5))
+                left -= 0.5
+                if should_stop():
+                    raise Cancelled("it was told to stop")
+                still_trains()
+        if job.client in scenario.failing_clients:
+            raise RuntimeError("no data")
+        salt = int.from_bytes(hashlib.sha256(base.floats.tobytes()).digest()[:4], "big")
+        seed = prf(warm.submission.spec.seed, "sim", job.slot, job.generation, salt)
+        drawn = hashlib.sha256(seed.to_bytes(8, "big")).digest()[:20]
+        floats = np.frombuffer(drawn, np.uint32).astype(np.float32) / np.float32(10 * 2**32)
+        if rule_of(warm.submission.spec).sends == "models":
+            floats = base.floats + floats
+        return LocalResult(
+            FlatModel(base.template, floats, base.integers),
+            num_examples=10,
+            num_steps=3,
+            loss=0.5,
+        )
 
-    def count(self) -> None:
-        """Nor here."""
+    def evaluate(self, warm: Warm, model: FlatModel) -> dict[str, float]:
+        self._sim.world.sleep(self._sim.world.random.random() * 2)
+        if self._sim.world.random.random() < self._sim.scenario.evaluation_fails:
+            raise RuntimeError("the evaluation broke")
+        distance = float(np.abs(model.floats - np.arange(5, dtype=np.float32) / 10).sum())
+        return {"accuracy": 1 - math.exp(-distance), "loss": 1.0}
 
 
 class SimWorker(Worker):
-    """The real worker, whose training is a pseudo-random vector after a while."""
+    """The real worker, but for some updates that no honest trainer delivers."""
 
     def __init__(
         self,
@@ -221,46 +236,13 @@ class SimWorker(Worker):
         publisher: Publisher,
         runtime: Runtime,
     ) -> None:
-        super().__init__(bucket, publisher, task_allow=TASK_ALLOW, runtime=runtime)
-        self.computing = SimComputing(services.world)
+        computer = SimComputer(services, life)
+        super().__init__(bucket, publisher, computer, task_allow=TASK_ALLOW, runtime=runtime)
         self._sim, self._life, self._faulty = services, life, store
 
-    def _local_update(self, held: Held, job: TrainJob, warm: Warm, model: FlatModel) -> LocalResult:
-        world, scenario = self._sim.world, self._sim.scenario
-        left = world.random.choice(scenario.train_seconds)
-        with self._sim.checker.training(self._life, job) as still_trains:
-            while left > 0:
-                world.sleep(min(left, 0.5))
-                left -= 0.5
-                if held.should_stop():
-                    raise Cancelled(held.reason)
-                still_trains()
-        if job.client in scenario.failing_clients:
-            raise RuntimeError("no data")
-        base = int.from_bytes(hashlib.sha256(model.floats.tobytes()).digest()[:4], "big")
-        seed = prf(warm.submission.spec.seed, "sim", job.slot, job.generation, base)
-        drawn = hashlib.sha256(seed.to_bytes(8, "big")).digest()[:20]
-        floats = np.frombuffer(drawn, np.uint32).astype(np.float32) / np.float32(10 * 2**32)
-        if rule_of(warm.submission.spec).sends == "models":
-            floats = model.floats + floats
-        return LocalResult(
-            FlatModel(model.template, floats, model.integers),
-            num_examples=10,
-            num_steps=3,
-            loss=0.5,
-        )
-
-    def _metrics(self, held: Held, warm: Warm, model: FlatModel) -> dict[str, float]:
-        self._sim.world.sleep(self._sim.world.random.random() * 2)
-        if self._sim.world.random.random() < self._sim.scenario.evaluation_fails:
-            raise RuntimeError("the evaluation broke")
-        distance = float(np.abs(model.floats - np.arange(5, dtype=np.float32) / 10).sum())
-        return {"accuracy": 1 - math.exp(-distance), "loss": 1.0}
-
-    def _deliver(self, held: Held, job: TrainJob, finished: Finished) -> None:
-        """Sometimes what arrives is not what an honest trainer sends."""
+    def deliver(self, held: Held, job: TrainJob, finished: Finished) -> None:
         if self._sim.world.random.random() >= self._sim.scenario.bad_updates:
-            super()._deliver(held, job, finished)
+            super().deliver(held, job, finished)
             return
         way = self._sim.world.random.choice(("nan", "shape", "cut", "missing", "digest", "client"))
         self._sim.world.note(self._life.name, f"delivers a bad update: {way}")
@@ -289,6 +271,6 @@ class SimWorker(Worker):
         }
         self._faulty.spoils[folder] = ways.get(way, lambda body: body)
         try:
-            super()._deliver(held, job, spoiled)
+            super().deliver(held, job, spoiled)
         finally:
             del self._faulty.spoils[folder]

@@ -27,6 +27,7 @@ from fedfa.messages import (
     StopFederation,
     TrainJob,
     UpdateReady,
+    Work,
 )
 from fedfa.replay import verify
 from fedfa.spec import Submitted
@@ -312,7 +313,8 @@ class Checker:
         """Whether a living trainer has this job in hand, and was not stalled lately."""
         works = life.state["works"]() if "works" in life.state else []
         is_fit = life.last_stall < self.now - self.ttl
-        return is_fit and ("train", order.slot, order.generation) in works
+        work = Work(order.uid, "train", order.slot, order.generation)
+        return is_fit and work._asdict() in works
 
     @contextmanager
     def training(self, life: Life, order: TrainJob) -> Iterator[Callable[[], None]]:

@@ -13,6 +13,7 @@ from greenlet import getcurrent, greenlet
 
 T = TypeVar("T")
 STEPS = 16
+LOCK_SECONDS = 1.0  # waited for a lock, whatever the timeout: fewer steps
 UNIX_EPOCH = 1_764_495_000.0  # what virtual second 0 is
 
 
@@ -259,3 +260,23 @@ class SimSignal:
         if not self._is_set:
             self._world.wait(self._waiters, timeout)
         return self._is_set
+
+
+class SimLock:
+    """threading.Lock, for greenlets. Who did not get it at once waits until it may be free."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._is_taken = world, False
+        self._waiters: Waiters = []
+
+    def acquire(self, *, timeout: float) -> bool:
+        """False after a wait, however it ended: whoever wants it asks again."""
+        if self._is_taken:
+            self._world.wait(self._waiters, LOCK_SECONDS)
+            return False
+        self._is_taken = True
+        return True
+
+    def release(self) -> None:
+        self._is_taken = False
+        self._world.wake(self._waiters)

@@ -20,6 +20,7 @@ from fedfa.messages import (
     StopFederation,
     TrainJob,
     UpdateReady,
+    Work,
 )
 from fedfa.spec import Submitted
 from fedfa_scheduler.actions import FindModel, Look, RecordFailure, Send
@@ -78,19 +79,20 @@ class World:
                         self.fleet.done(action, self.now)
                     case Look():
                         self._look(action)
-                    case FindModel(_, (_, _, version, _)):
+                    case FindModel(_, Work(version=version)):
                         self.fleet.model_found(action, model(version))
-                    case RecordFailure(_, (_, _, version, _), error):
-                        self.evaluate(Evaluation(version, 0.0, error=error))
+                    case RecordFailure(_, work, error):
+                        self.evaluate(Evaluation(work.version, 0.0, error=error))
         raise AssertionError(f"never done: {actions}")
 
     def _look(self, look: Look) -> None:
         self.looks.append(look)
-        _, task, first, second = look.work
-        if task == "evaluate" and first in self.evaluations:
-            self.fleet.evaluated("fed", self.evaluations[first])
+        work = look.work
+        if work.activity == "evaluate" and work.version in self.evaluations:
+            self.fleet.evaluated("fed", self.evaluations[work.version])
             return
-        update = self.updates.get((first, second)) if task == "train" else None
+        job = work.slot, work.generation
+        update = self.updates.get(job) if work.activity == "train" else None
         self.fleet.looked(look, self.now, update=update, has_initial_model=self.has_initial_model)
 
     def show_manifest(self, value: Federation | None = None, *, version: int | None = None) -> None:
@@ -474,7 +476,7 @@ def test_after_a_start_every_open_job_is_listed_and_none_is_sent() -> None:
     world = World()
     world.show_manifest()
     assert world.settle() == []
-    assert {look.work[1:] for look in world.looks} >= {("train", slot, 1) for slot in range(3)}
+    assert {look.work for look in world.looks} >= {Work(UID, "train", slot, 1) for slot in range(3)}
 
 
 def test_after_a_start_a_finished_job_is_announced_at_once() -> None:
@@ -846,7 +848,7 @@ def test_busy_trainers_consume_nothing_and_keep_their_pools_alive() -> None:
     order = TrainJob(
         federation="fed",
         uid=UID,
-        slot=job.work[2],
+        slot=job.work.slot,
         generation=1,
         attempt=job.attempt,
         client=job.client,
@@ -916,7 +918,7 @@ def test_a_dead_pool_costs_neither_its_clients_nor_the_federation_any_trouble() 
 def test_a_finished_job_of_a_dead_pool_is_announced_and_not_abandoned() -> None:
     world = two_sites()
     jobs = world.fleet.federations["fed"].leases
-    slot = next(lease.work[2] for lease in jobs.values() if lease.pool == "b")
+    slot = next(lease.work.slot for lease in jobs.values() if lease.pool == "b")
     attempt = next(lease.attempt for lease in jobs.values() if lease.pool == "b")
     client = world.value.state.slots[slot].client
     done = TrainJob(
@@ -955,7 +957,7 @@ def test_what_was_said_before_a_gap_brings_no_pool_back() -> None:
         federation="fed",
         uid=UID,
         task="train",
-        slot=old.work[2],
+        slot=old.work.slot,
         generation=1,
         attempt=old.attempt,
         trainer="trainer-1",

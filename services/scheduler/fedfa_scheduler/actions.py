@@ -91,10 +91,10 @@ def _hand_out(known: Known, lease: Lease, attempts: Attempts, ttl: float) -> Sen
 
 
 def _give_up(known: Known, lease: Lease, attempts: Attempts) -> Send | RecordFailure | None:
-    if lease.task == "train":
+    if lease.work.activity == "train":
         attempt = max(lease.attempt, lease.ended) or attempts.next()
         return Send(_abandon(known, lease, attempt=attempt), UPDATES, lease.work)
-    if lease.task == "evaluate":
+    if lease.work.activity == "evaluate":
         return RecordFailure(known.id, lease.work, lease.reason)
     return None  # stop_of says it
 
@@ -106,9 +106,9 @@ def is_due(last: float | None, now: float, interval: float) -> bool:
 def _order(known: Known, lease: Lease, *, attempt: str, ttl: float) -> Order | None:
     """The message that hands this work out; None while the model to evaluate is not found."""
     federation, uid = known.id, known.submission.uid
-    if lease.task == "init":
+    if lease.work.activity == "init":
         return InitModel(federation=federation, uid=uid, attempt=attempt, lease_ttl_seconds=ttl)
-    if lease.task == "evaluate":
+    if lease.work.activity == "evaluate":
         if lease.model is None:
             return None
         return EvalJob(
@@ -120,13 +120,12 @@ def _order(known: Known, lease: Lease, *, attempt: str, ttl: float) -> Order | N
             digest=lease.model.digest,
             lease_ttl_seconds=ttl,
         )
-    _, _, slot, generation = lease.work
     spec = known.submission.spec
     return TrainJob(
         federation=federation,
         uid=uid,
-        slot=slot,
-        generation=generation,
+        slot=lease.work.slot,
+        generation=lease.work.generation,
         attempt=attempt,
         client=lease.client,
         opened_at=lease.opened_at,
@@ -136,12 +135,11 @@ def _order(known: Known, lease: Lease, *, attempt: str, ttl: float) -> Order | N
 
 
 def _abandon(known: Known, lease: Lease, *, attempt: str) -> AbandonJob:
-    _, _, slot, generation = lease.work
     return AbandonJob(
         federation=known.id,
         uid=known.submission.uid,
-        slot=slot,
-        generation=generation,
+        slot=lease.work.slot,
+        generation=lease.work.generation,
         attempt=attempt,
         reason=lease.reason,
     )

@@ -13,11 +13,11 @@ def plan(known: Known, now: float, *, is_new: bool) -> Lease | None:
     """
     version = known.wanted_version
     for lease in known.evaluation_leases:
-        if lease.stage == "owed" and lease.work[2] != version:
+        if lease.stage == "owed" and lease.work.version != version:
             del known.leases[lease.work]
     if version is None or known.evaluation_leases:
         return None
-    lease = known.open("evaluate", known.work("evaluate", version), now=now, is_new=is_new)
+    lease = known.open(known.work("evaluate", version=version), now=now, is_new=is_new)
     if known.model is not None and known.model.version == version:
         lease.model = known.model
     return lease
@@ -34,4 +34,4 @@ def adopt(known: Known, fact: JobFacts, now: float) -> Lease | None:
         return None
     for lease in leases:
         del known.leases[lease.work]
-    return known.open("evaluate", fact.work, now=now, is_new=False)
+    return known.open(fact.work, now=now, is_new=False)

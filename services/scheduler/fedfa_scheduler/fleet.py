@@ -122,7 +122,7 @@ class Fleet:
         known.is_current = True
         work = known.work("init")
         if work not in known.leases:
-            self._touch(known.open("init", work, now=now, is_new=is_new))
+            self._touch(known.open(work, now=now, is_new=is_new))
 
     def manifest(self, value: Federation, manifest: Manifest, now: float) -> None:
         """The newest manifest. Jobs opened since the last one are sent at once."""
@@ -316,7 +316,7 @@ class Fleet:
             return None
         lease = known.leases[work]
         self._touch(lease)
-        if lease.task != "train":
+        if lease.work.activity != "train":
             self._reviews.touch(federation)
         return lease
 

@@ -38,7 +38,7 @@ class Hearing:
     def may_be_lost(self, lease: Lease, now: float) -> bool:
         """Whether its message is, if the queue holds too few."""
         # A second InitModel costs little and its first answer wins: do not let a newcomer wait.
-        return self.is_settled(now) or (lease.task == "init" and self.is_prompt)
+        return self.is_settled(now) or (lease.work.activity == "init" and self.is_prompt)
 
     def look_again_at(self, lease: Lease, now: float) -> float:
         """When time alone may call for something about this lease."""

@@ -6,11 +6,11 @@ from typing import Literal
 from fedfa.events import Job, Stopped
 from fedfa.federation import Federation, is_evaluation_due
 from fedfa.log import Evaluation, Manifest, ModelRef
-from fedfa.messages import JobFacts, StopFederation, Work
+from fedfa.messages import Activity, JobFacts, StopFederation, Work
 from fedfa.pools import DEFAULT_POOL
 from fedfa.spec import Submitted
 from fedfa.stops import target_stop, time_is_up
-from fedfa_scheduler.leases import Lease, Task
+from fedfa_scheduler.leases import Lease
 
 
 @dataclass(slots=True)
@@ -62,27 +62,27 @@ class Known:
 
     @property
     def evaluation_leases(self) -> list[Lease]:
-        return [lease for lease in self.leases.values() if lease.task == "evaluate"]
+        return [lease for work, lease in self.leases.items() if work.activity == "evaluate"]
 
-    def work(self, task: str, first: int = 0, second: int = 0) -> Work:
-        return (self.submission.uid, task, first, second)
+    def work(
+        self, activity: Activity, slot: int = 0, generation: int = 0, *, version: int = 0
+    ) -> Work:
+        return Work(self.submission.uid, activity, slot, generation, version)
 
     def is_older_than(self, fact: JobFacts) -> bool:
         """Whether the fact is about work that only a newer look at the bucket can explain."""
-        if self.submission.uid != fact.uid or not self.is_alive or fact.task != "train":
+        work = fact.work
+        if self.submission.uid != work.uid or not self.is_alive or work.activity != "train":
             return False
         if self.value is None:
             return True
-        return self.value.standing(Job(fact.slot or 0, fact.generation or 0)) == "ahead"
+        return self.value.standing(Job(work.slot, work.generation)) == "ahead"
 
-    def open(
-        self, task: Task, work: Work, *, now: float, is_new: bool, pool: str = DEFAULT_POOL
-    ) -> Lease:
+    def open(self, work: Work, *, now: float, is_new: bool, pool: str = DEFAULT_POOL) -> Lease:
         """A new lease. Unless the work is new to everybody, it may be queued or held already."""
         self.leases[work] = Lease(
             federation=self.id,
             work=work,
-            task=task,
             pool=pool,
             client="",
             opened_at=0,
@@ -95,7 +95,7 @@ class Known:
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """evals/{version}.json is there."""
-        self.leases.pop(self.work("evaluate", evaluation.version), None)
+        self.leases.pop(self.work("evaluate", version=evaluation.version), None)
         self.evaluations[evaluation.version] = evaluation
         stop, first = target_stop(self.submission.spec.stop, [evaluation]), self.at_target
         if stop and (first is None or stop.final_version < first.final_version):
@@ -129,13 +129,13 @@ class Known:
             self.work("train", job.slot, job.generation): slot for job, slot in value.open_jobs()
         }
         for work in list(self.leases):
-            if self.leases[work].task != "evaluate" and work not in open_jobs:
+            if work.activity != "evaluate" and work not in open_jobs:
                 del self.leases[work]
         opened = []
         for work, slot in open_jobs.items():
             if work not in self.leases:
                 pool = value.pool_of(slot.client)
-                lease = self.open("train", work, now=now, is_new=is_new, pool=pool)
+                lease = self.open(work, now=now, is_new=is_new, pool=pool)
                 lease.client, lease.opened_at = slot.client, slot.opened_at
                 opened.append(lease)
         return opened

@@ -16,7 +16,6 @@ from typing import Literal
 from fedfa.log import ModelRef
 from fedfa.messages import JobFacts, JobFailed, JobReleased, UpdateReady, Work
 
-Task = Literal["train", "evaluate", "init"]
 Stage = Literal["owed", "queued", "claimed", "delivered", "given_up"]
 
 MISSING_TASK_DELAY_SECONDS = 5.0
@@ -59,7 +58,6 @@ class Lease:
 
     federation: str
     work: Work
-    task: Task
     pool: str
     client: str  # "" unless it is a training job
     opened_at: int  # the version when a training job's slot opened

@@ -203,15 +203,15 @@ class Lookout:
         known = self._fleet.federations.get(look.federation)
         if known is None:
             return False  # the look before this one saw that its folder was deleted
-        _, task, first, generation = look.work
-        update, has_initial_model = None, False
-        if task == "evaluate" and self.look_for_evaluation(look.federation, first):
+        work, update, has_initial_model = look.work, None, False
+        if work.activity == "evaluate" and self.look_for_evaluation(known.id, work.version):
             return False
-        if task == "train":
-            update = bucket.delivered_update(self._store, known.submission, first, generation)
+        if work.activity == "train":
+            job = work.slot, work.generation
+            update = bucket.delivered_update(self._store, known.submission, *job)
             if update is None and look.has_expired:  # it may be decided unheard, and collected
                 self._observe(known)
-        elif task == "init":
+        elif work.activity == "init":
             has_initial_model = bucket.has_initial_model(self._store, look.federation)
         reach("scheduler.looked")
         return self._fleet.looked(look, now, update=update, has_initial_model=has_initial_model)
@@ -231,7 +231,7 @@ class Lookout:
         if find.federation not in self._fleet.federations:
             return
         try:
-            model = history.find_model(self._store, find.federation, find.work[2])
+            model = history.find_model(self._store, find.federation, find.work.version)
             self._fleet.model_found(find, model)
         except (NotFound, InvalidInput) as error:
             self._trouble(find.federation, error)

@@ -130,10 +130,10 @@ def stranded(known: Known, pools: Pools, now: float) -> Iterator[Lease]:
         if lease.is_unclaimed and value.is_down(lease.pool) and not pools.lives(lease.pool, now)
     ]
     for lease in given_up + waiting:
-        if lease.task != "train":
+        if lease.work.activity != "train":
             continue
-        _, _, slot, generation = lease.work
-        value, decision = step(value, Abandoned(Job(slot, generation), ""))
+        job = Job(lease.work.slot, lease.work.generation)
+        value, decision = step(value, Abandoned(job, ""))
         if any(value.is_down(value.pool_of(opened.client)) for opened in decision.opened):
             return
         if lease.stage != "given_up":

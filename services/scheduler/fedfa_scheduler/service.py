@@ -260,19 +260,19 @@ class Scheduler:
                 if isinstance(action.message, Order):
                     metrics.jobs_published.inc()
                 logger.info("sent", extra=_fields(action.message))
-            case Look(federation, (_, task, first, generation)):
+            case Look(federation, work):
                 if self._lookout.look(action, now):
                     metrics.lease_expired.inc()
-                    extra = {"federation": federation, "task": task, "job": f"{first}-{generation}"}
+                    extra = {"federation": federation, **work._asdict()}
                     logger.warning("a lease expired", extra=extra)
             case FindModel():
                 self._lookout.find_model(action)
-            case RecordFailure(federation, (_, _, version, _), error):
+            case RecordFailure(federation, work, error):
                 reach("scheduler.before_evaluation_failure")
-                body = bucket.evaluation_failure(version, error, at=self._unix_clock())
+                body = bucket.evaluation_failure(work.version, error, at=self._unix_clock())
                 with suppress(AlreadyExists):  # a trainer did it after all
-                    self._store.create(keys.evaluation(federation, version), body)
-                self._lookout.look_for_evaluation(federation, version)
+                    self._store.create(keys.evaluation(federation, work.version), body)
+                self._lookout.look_for_evaluation(federation, work.version)
 
     def _publish(self, message: AnyMessage, route: Route) -> None:
         self._publisher.publish(message, route, timeout_seconds=PUBLISH_SECONDS)

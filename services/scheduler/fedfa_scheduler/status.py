@@ -51,13 +51,14 @@ def _federation(fleet: Fleet, known: Known, now: float, troubles: dict[str, str]
 
 
 def _lease(lease: Lease, now: float) -> dict[str, Any]:
-    _, task, first, generation = lease.work
+    work = lease.work
+    is_job = work.activity == "train"
     return {
-        "task": task,
+        "task": work.activity,
         "client": lease.client or None,
-        "slot": first if task == "train" else None,
-        "generation": generation if task == "train" else None,
-        "version": first if task == "evaluate" else None,
+        "slot": work.slot if is_job else None,
+        "generation": work.generation if is_job else None,
+        "version": work.version if work.activity == "evaluate" else None,
         "pool": lease.pool,
         "attempt": lease.attempt or None,
         "stage": lease.stage,

@@ -22,6 +22,7 @@ from fedfa.observability import (
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa_trainer.bucket import Bucket
+from fedfa_trainer.computer import TorchComputer
 from fedfa_trainer.failures import Broken
 from fedfa_trainer.journal import Journal
 from fedfa_trainer.protection import Pod, Protection
@@ -62,16 +63,17 @@ def serve(
     consumer = Consumer(broker_settings, queues(settings.pools), name=settings.trainer_name)
     bucket = Bucket(S3Store(store_settings))
     journal = Journal(settings.trainer_journal)
+    gpu = Gpu(
+        bf16=settings.trainer_gpu_autocast,
+        channels_last=settings.trainer_gpu_channels_last,
+        compile=settings.trainer_gpu_compile,
+    )
     worker = Worker(
         bucket,
         publisher,
+        TorchComputer(gpu),
         task_allow=settings.task_allow,
         prefetch=settings.trainer_prefetch,
-        gpu=Gpu(
-            bf16=settings.trainer_gpu_autocast,
-            channels_last=settings.trainer_gpu_channels_last,
-            compile=settings.trainer_gpu_compile,
-        ),
         journal=journal,
     )
     trainer = Trainer(settings, consumer, publisher, bucket, worker, show_busy=show_busy)

@@ -1,12 +1,12 @@
 """The one place where something computes: who has it, and for how long in all."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedfa_trainer import metrics
 from fedfa_trainer.held import Held
+from fedfa_trainer.runtime import Runtime
 
 LOOK_SECONDS = 0.2  # how often work that waits for its turn looks for a reason to stop
 
@@ -14,8 +14,9 @@ LOOK_SECONDS = 0.2  # how often work that waits for its turn looks for a reason 
 class Computing:
     """Gives one piece of work at a time its turn, and counts the seconds that were computed."""
 
-    def __init__(self) -> None:
-        self._place = threading.Lock()
+    def __init__(self, runtime: Runtime) -> None:
+        self._place = runtime.lock()
+        self._clock = runtime.clock
         self._counting = threading.Lock()
         self._counted_until: float | None = None  # None while nothing computes
 
@@ -35,7 +36,7 @@ class Computing:
         """The part of a turn in which it really computes."""
         held.enter("training")
         with self._counting:
-            self._counted_until = time.monotonic()
+            self._counted_until = self._clock()
         try:
             yield
         finally:
@@ -47,6 +48,6 @@ class Computing:
         """Bring the metric up to date: a training may take hours."""
         with self._counting:
             if self._counted_until is not None:
-                now = time.monotonic()
+                now = self._clock()
                 metrics.computing_seconds.inc(now - self._counted_until)
                 self._counted_until = now

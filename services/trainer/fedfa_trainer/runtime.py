@@ -17,6 +17,14 @@ class Signal(Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
+class Lock(Protocol):
+    """The used part of threading.Lock."""
+
+    def acquire(self, *, timeout: float) -> bool: ...
+
+    def release(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """clock: monotonic seconds. unix: since 1970, to inform. start: run a body concurrently."""
@@ -24,6 +32,7 @@ class Runtime:
     clock: Callable[[], float]
     unix: Callable[[], float]
     signal: Callable[[], Signal]
+    lock: Callable[[], Lock]
     start: Callable[[str, Callable[[], None]], None]
 
 
@@ -31,4 +40,4 @@ def _start_thread(name: str, body: Callable[[], None]) -> None:
     threading.Thread(target=body, name=name, daemon=True).start()
 
 
-THREADS = Runtime(time.monotonic, time.time, threading.Event, _start_thread)
+THREADS = Runtime(time.monotonic, time.time, threading.Event, threading.Lock, _start_thread)

@@ -115,7 +115,7 @@ class Trainer:
         return 200, [
             {
                 "federation": held.order.federation,
-                "work": held.work[1:],
+                "work": held.work._asdict(),
                 "attempt": held.attempt,
                 "phase": held.phase,
                 "phase_seconds": round(now - held.phase_began_at, 3),
@@ -215,12 +215,9 @@ class Trainer:
             self._let_go(held)
         metrics.jobs.labels(outcome=outcome).inc()
         self._judge(held.order, outcome, reason)
-        task, number, generation = held.work[1:]
         fields = {
             "federation": held.order.federation,
-            "task": task,
-            "number": number,
-            "generation": generation,
+            **held.work._asdict(),
             "attempt": held.attempt,
             "outcome": outcome,
             "reason": reason,

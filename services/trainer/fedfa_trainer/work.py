@@ -4,13 +4,12 @@ Every body runs in its own thread and reads top to bottom. An outage of store or
 makes it wait: what was computed is kept until it is delivered, or until nobody waits for it.
 """
 
-import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fedfa import keys, ledger, manifests, modules, training
+from fedfa import keys, ledger, manifests, modules, training, update_files
 from fedfa.broker import Publisher
 from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import (
@@ -22,7 +21,6 @@ from fedfa.errors import (
     UnknownTask,
 )
 from fedfa.failpoints import reach
-from fedfa.gpu import PLAIN, Gpu
 from fedfa.log import Birth, Manifest, ModelRef
 from fedfa.messages import (
     EvalJob,
@@ -32,7 +30,6 @@ from fedfa.messages import (
     TrainJob,
     UpdateReady,
 )
-from fedfa.randomness import prf
 from fedfa.spec import FederationSpec
 from fedfa.tasks import base as tasks
 from fedfa.tensor_files import encode
@@ -41,6 +38,7 @@ from fedfa.topology import EVENTS, UPDATES
 from fedfa.training import LocalResult
 from fedfa_trainer import metrics
 from fedfa_trainer.bucket import BEHIND_WAIT_SECONDS, Bucket
+from fedfa_trainer.computer import Computer
 from fedfa_trainer.computing import Computing
 from fedfa_trainer.failures import Diverged
 from fedfa_trainer.held import Held
@@ -69,25 +67,24 @@ class Worker:
         self,
         bucket: Bucket,
         publisher: Publisher,
+        computer: Computer,
         *,
         task_allow: tuple[str, ...],
         prefetch: bool = False,
-        gpu: Gpu = PLAIN,
         runtime: Runtime = THREADS,
         journal: Journal | None = None,
     ) -> None:
         """prefetch: a job that waits for its turn reads its model meanwhile."""
-        self.computing = Computing()
+        self.computing = Computing(runtime)
         self.train_seconds: dict[str, float] = {}  # by uid: what the last training took
         self._bucket = bucket
         self._publisher = publisher
+        self._computer = computer
         self._task_allow = task_allow
         self._journal = journal or Journal()
         self._runtime = runtime
-        self._device = training.best_device()
         self._shelf = Shelf()
         self._prefetch = prefetch
-        self._gpu = gpu
         self._templates: dict[str, Template] = {}  # by uid, of federations that were trained here
 
     def perform(self, held: Held) -> None:
@@ -109,7 +106,7 @@ class Worker:
         held.enter("delivering")
         held.hear_manifest(self._newest(held))
         held.check()
-        self._deliver(held, job, finished)
+        self.deliver(held, job, finished)
 
     def _compute(self, held: Held, job: TrainJob) -> Finished:
         ahead = self._read_ahead(held, job) if self._prefetch else None
@@ -119,34 +116,17 @@ class Worker:
             started_at, began = self._runtime.unix(), self._runtime.clock()
             limit = warm.submission.spec.limits.job_seconds
             with self.computing.timed(held), held.limited(limit):
-                result = self._local_update(held, job, warm, model)
+                result = self._computer.train(warm, model, job, held.should_stop)
             train_seconds = self._runtime.clock() - began
             held.enter("delaying")  # in its turn still: nothing but a closed job stops it now
         reach("trainer.trained")
         self.train_seconds[job.uid] = train_seconds
         metrics.train_seconds.observe(train_seconds)
-        if not (math.isfinite(result.loss) and result.update.is_finite):
-            raise Diverged(
-                f"training diverged: loss {result.loss:g} after {result.num_steps} steps; lower "
-                "the local learning rate"
-            )
+        if (reason := result.divergence) is not None:
+            raise Diverged(reason)
         return Finished(version, result, started_at, train_seconds, warm.submission.spec)
 
-    def _local_update(self, held: Held, job: TrainJob, warm: Warm, model: FlatModel) -> LocalResult:
-        spec = warm.submission.spec
-        return training.local_update(
-            warm.task,
-            warm.module,
-            model,
-            client=job.client,
-            spec=spec,
-            seed=prf(spec.seed, "training", job.slot, job.generation),
-            device=self._device,
-            should_stop=held.should_stop,
-            gpu=self._gpu,
-        )
-
-    def _deliver(self, held: Held, job: TrainJob, finished: Finished) -> None:
+    def deliver(self, held: Held, job: TrainJob, finished: Finished) -> None:
         result = finished.result
         draft = UpdateReady(
             federation=job.federation,
@@ -154,7 +134,7 @@ class Worker:
             slot=job.slot,
             generation=job.generation,
             attempt=held.attempt,
-            key="-",  # named by the file's content, which holds all fields but key and digest
+            key=update_files.UNNAMED,
             client=job.client,
             base_version=finished.base_version,
             num_examples=result.num_examples,
@@ -165,19 +145,10 @@ class Worker:
             train_seconds=finished.train_seconds,
             delay_seconds=job.delay_seconds,
         )
-        parts = training.update_parts(
-            result.update,
-            draft.metadata(),
-            spec=finished.spec,
-            slot=job.slot,
-            generation=job.generation,
-        )
-        digest = sha256(*parts)
-        key = keys.update(job.federation, job.slot, job.generation, draft.attempt, digest)
-        update = draft.model_copy(update={"key": key, "digest": digest})
+        update, parts, digest = update_files.finished(draft, result.update, finished.spec)
         self._journal.putting(update)
         reach("trainer.before_put")
-        self._bucket.upload(held, key, parts, digest=digest)
+        self._bucket.upload(held, update.key, parts, digest=digest)
         metrics.saved_bytes.inc(
             result.update.template.size_bytes - sum(len(part) for part in parts[1:])
         )
@@ -192,9 +163,8 @@ class Worker:
             result, seconds = self._measure(held, job)
             self._newest(held)  # raises where the folder was deleted meanwhile
             reach("trainer.evaluated")
-            wrong = {name: value for name, value in result.items() if not math.isfinite(value)}
-            if wrong:
-                raise InvalidInput(f"evaluation of version {job.version}: not finite: {wrong}")
+            if (reason := training.why_not_finite(job.version, result)) is not None:
+                raise InvalidInput(reason)
             fields = {
                 "version": job.version,
                 "metrics": result,
@@ -220,13 +190,10 @@ class Worker:
             began = self._runtime.clock()
             limit = warm.submission.spec.limits.job_seconds
             with self.computing.timed(held), held.limited(limit):
-                result = self._metrics(held, warm, model)
+                result = self._computer.evaluate(warm, model)
             seconds = self._runtime.clock() - began
             held.enter("delivering")
         return result, seconds
-
-    def _metrics(self, held: Held, warm: Warm, model: FlatModel) -> dict[str, float]:
-        return training.evaluate(warm.task, warm.module, model, self._device)
 
     def _initialise(self, held: Held, order: InitModel) -> None:
         if self._bucket.newest(held) is not None:
@@ -305,7 +272,7 @@ class Worker:
         except UnknownTask as error:
             held.release(str(error), missing=spec.task.name)
             raise Cancelled(str(error)) from error
-        return Warm(submission, task, self._gpu.prepare(task.model(), self._device))
+        return Warm(submission, task, self._computer.build(task))
 
     def _birth(self, held: Held, warm: Warm) -> Birth:
         """What manifest 0 fixed, once this trainer's frozen weights are seen to be the same."""
@@ -314,13 +281,7 @@ class Worker:
             birth = self._bucket.insist(
                 held, "get", lambda: manifests.birth_of(self._bucket.store, federation)
             )
-            ours = modules.frozen_digest(warm.module)
-            if ours != birth.frozen_digest:
-                raise InvalidInput(
-                    f"frozen weights: they hash to {ours} on {held.trainer}, and to "
-                    f"{birth.frozen_digest} where version 0 was made; give every trainer the "
-                    "same task code and the same pretrained weights"
-                )
+            modules.require_frozen(warm.module, birth.frozen_digest, where=f"on {held.trainer}")
             warm.birth = birth
             self._templates[held.order.uid] = birth.template
         return warm.birth

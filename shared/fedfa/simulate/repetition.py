@@ -7,7 +7,7 @@ that repeats shows that nothing but spec, data and the recorded order made these
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, fields
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from fedfa.ledger import Ledger
 from fedfa.log import Committed, ModelRef
 from fedfa.replay import Mismatch
 from fedfa.replica import Replica, decide, is_judgement, merge, needs_base
-from fedfa.simulate.workers import Answer, Workers, usable_cores
+from fedfa.simulate.orders import Initialise, NotFinite, Train, Trained
+from fedfa.simulate.workers import Workers, usable_cores
 from fedfa.spec import Submitted
 from fedfa.store import DirectoryStore, ObjectStore
 
@@ -78,7 +79,7 @@ class _Repetition:
         self._store = DirectoryStore(root)
         self._submission = submission
         self._workers = workers
-        self._training: dict[Job, Future[Answer]] = {}
+        self._training: dict[Job, Future[Trained]] = {}
 
     def run(self, num_ahead: int) -> Iterator[Ledger]:
         federation = self._submission.federation
@@ -116,17 +117,17 @@ class _Repetition:
         manifest = first.manifest
         if manifest.model is None:
             raise InvalidInput(f"{manifest.federation}: it ended before its first model")
-        answer = self._workers.submit({"do": "initialise"}, urgency=(0,)).result()
-        if answer["digest"] != manifest.model.digest:
+        model = self._workers.submit(Initialise(), urgency=(0,)).result()
+        if model.digest != manifest.model.digest:
             raise Mismatch(
-                f"version 0: made again it hashes to {answer['digest']}, the log says "
+                f"version 0: made again it hashes to {model.digest}, the log says "
                 f"{manifest.model.digest}; is the data or the code of the task another one?"
             )
-        birth, vector = ledger.birth_from(self._store.get(answer["key"]))
+        birth, vector = ledger.birth_from(self._store.get(model.key))
         return ledger.bear(
             _Expecting(self._root, first),
             self._submission,
-            ModelRef(0, answer["key"], answer["digest"]),
+            model,
             birth,
             vector,
             writer=manifest.writer,
@@ -140,11 +141,7 @@ class _Repetition:
             if update is None or update.job in self._training:
                 continue
             if update.base_version <= book.state.version:
-                order = {
-                    "do": "train",
-                    "base": asdict(self._base(update)),
-                    "update": _fields(update),
-                }
+                order = Train(self._base(update), update)
                 urgency = (committed.manifest.n, index)
                 self._training[update.job] = self._workers.submit(order, urgency=urgency)
 
@@ -185,17 +182,17 @@ class _Repetition:
     def _merge(self, replica: Replica, update: Update) -> tuple[Replica, tuple[Decision, ...]]:
         if update.job not in self._training:
             raise Mismatch(f"{_name(update)}: its base was not made yet")
-        answer = self._training.pop(update.job).result()
+        again = self._training.pop(update.job).result()
         template = replica.model.template
-        if "diverged" in answer:
-            raise Mismatch(f"{_name(update)}: {answer['diverged']}")
-        vector = ledger.read_vector(self._store, answer["key"], answer["digest"], template)
-        if answer["digest"] != update.digest:
+        if isinstance(again, NotFinite):
+            raise Mismatch(f"{_name(update)}: {again.reason}")
+        vector = ledger.read_vector(self._store, again.key, again.digest, template)
+        if again.digest != update.digest:
             try:
                 there = ledger.read_vector(self._source, update.key, update.digest, template)
             except NotFound:
                 raise Mismatch(
-                    f"{_name(update)}: trained again it hashes to {answer['digest']}, the log says "
+                    f"{_name(update)}: trained again it hashes to {again.digest}, the log says "
                     f"{update.digest}; {self._source.name} has deleted the update, so that its "
                     f"values cannot be compared: {OTHERWISE}, or repeat a run whose retention "
                     "keeps all"
@@ -203,7 +200,7 @@ class _Repetition:
             apart = abs(vector.floats - there.floats)
             raise Mismatch(
                 f"{_name(update)}: trained again, {(apart > 0).sum()} of {apart.size} values "
-                f"differ, by at most {apart.max():.3g}; loss {answer['loss']!r}, the log says "
+                f"differ, by at most {apart.max():.3g}; loss {again.loss!r}, the log says "
                 f"{update.loss!r}; {OTHERWISE}"
             )
         base = None
@@ -220,21 +217,6 @@ def _trained(decision: Decision) -> Update | None:
         case Rejected(update) as rejected if is_judgement(rejected):
             return update
     return None
-
-
-def _fields(update: Update) -> dict[str, object]:
-    """What the update says of itself, but for what its training brings."""
-    return {
-        "slot": update.job.slot,
-        "generation": update.job.generation,
-        "attempt": update.attempt,
-        "client": update.client,
-        "base_version": update.base_version,
-        "trainer": update.trainer,
-        "started_at": update.started_at,
-        "train_seconds": update.train_seconds,
-        "delay_seconds": update.delay_seconds,
-    }
 
 
 def _name(update: Update) -> str:

@@ -11,9 +11,8 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedfa import history, keys, ledger, manifests, retention
 from fedfa.canonical import canonical_json, sha256
@@ -26,7 +25,16 @@ from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.sections import KeepBounded, Stop
 from fedfa.simulate.durations import train_seconds
-from fedfa.simulate.workers import Answer, Workers, usable_cores
+from fedfa.simulate.orders import (
+    Evaluate,
+    Evaluated,
+    Initialise,
+    Measure,
+    NotFinite,
+    Train,
+    Trained,
+)
+from fedfa.simulate.workers import Workers, usable_cores
 from fedfa.spec import FederationSpec, Submitted
 from fedfa.stops import target_stop, time_is_up
 from fedfa.store import DirectoryStore
@@ -34,7 +42,6 @@ from fedfa.submission import check_id
 
 WRITER = "simulator"
 ATTEMPT = "0000000000000-00000000-000001"  # every job succeeds or fails the same way each time
-JOB_FIELDS = ("slot", "generation")  # of a message; an Update has a Job instead
 BEFORE_ALL = float("-inf")
 AFTER_ALL = float("inf")  # by which all files are old: on a virtual clock none is young
 SWEEP_EVERY = 25  # commits between two looks for files that retention lets go
@@ -53,7 +60,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An open job in training: what its update will say of itself, and what came of it.
+    """An open job in training, and what comes of it.
 
     turn: decisions are taken in this order. Among equal times, the longest open job goes first.
     """
@@ -61,8 +68,7 @@ class Flight:
     turn: tuple[float, int, int]  # decided at (unix seconds), manifest that opened it, slot
     job: Job
     base: ModelRef
-    fields: dict[str, Any]
-    answer: "Future[Answer]"
+    answer: Future[Trained]
 
 
 def submit(store: DirectoryStore, spec: FederationSpec, federation: str) -> Submitted:
@@ -103,8 +109,7 @@ def clock_of(
         known = Clock(**json.loads(store.get(key)))
     except NotFound:
         if step_seconds is None:
-            order = {"do": "measure"}
-            step_seconds = workers.submit(order, urgency=(BEFORE_ALL,)).result()["step_seconds"]
+            step_seconds = workers.submit(Measure(), urgency=(BEFORE_ALL,)).result()
         known = Clock(step_seconds, threads)
         fields = {"step_seconds": known.step_seconds, "threads": known.threads}
         store.create(key, canonical_json(fields).encode())
@@ -161,7 +166,7 @@ class Simulation:
         self._clock = clock
         self._with_gradient = with_gradient
         self._flights: list[tuple[tuple[float, int, int], Flight]] = []  # a heap
-        self._evaluating: dict[int, tuple[float, ModelRef, Future[Answer]]] = {}
+        self._evaluating: dict[int, tuple[float, ModelRef, Future[Evaluated]]] = {}
         self.evaluations: dict[int, Evaluation] = {}  # by version
         self._num_commits = 0
 
@@ -210,17 +215,15 @@ class Simulation:
             if at >= end:
                 event = Stopped("finished", time_is_up(stop.wall_seconds), replica.version)
                 return self._commit(book, *decide(replica, event), max(now, end))
-        answer = flight.answer.result()
+        update = flight.answer.result()
         heapq.heappop(self._flights)
-        return self._commit(book, *self._decide(replica, flight, answer), at)
+        return self._commit(book, *self._decide(replica, flight, update), at)
 
     def _decide(
-        self, replica: Replica, flight: Flight, answer: Answer
+        self, replica: Replica, flight: Flight, update: Trained
     ) -> tuple[Replica, tuple[Decision, ...]]:
-        if "diverged" in answer:  # as it would at every attempt
-            return decide(replica, Abandoned(flight.job, answer["diverged"]))
-        said = {name: flight.fields[name] for name in flight.fields if name not in JOB_FIELDS}
-        update = Update(job=flight.job, **said, **answer)
+        if isinstance(update, NotFinite):  # as it would be at every attempt
+            return decide(replica, Abandoned(flight.job, update.reason))
         template = replica.model.template
         vector = ledger.read_vector(self._store, update.key, update.digest, template)
         base = None
@@ -259,26 +262,27 @@ class Simulation:
             step_seconds=self._clock.step_seconds,
         )
         delay = delay_seconds(spec.delay, seed=spec.seed, client=client)
-        fields = {
-            "slot": job.slot,
-            "generation": job.generation,
-            "attempt": ATTEMPT,
-            "client": client,
-            "base_version": base.version,
-            "trainer": f"slot-{job.slot}",
-            "started_at": opening.at,
-            "train_seconds": training,
-            "delay_seconds": delay,
-        }
+        update = Update(
+            job,
+            attempt=ATTEMPT,
+            client=client,
+            key="",
+            digest="",
+            base_version=base.version,
+            num_examples=0,
+            num_steps=0,
+            loss=0.0,
+            trainer=f"slot-{job.slot}",
+            started_at=opening.at,
+            train_seconds=training,
+            delay_seconds=delay,
+        )
         turn = (opening.at + (training + delay), opening.n, job.slot)
-        order = {"do": "train", "base": asdict(base), "update": fields}
-        return Flight(turn, job, base, fields, self._workers.submit(order, urgency=turn))
+        return Flight(turn, job, base, self._workers.submit(Train(base, update), urgency=turn))
 
     def _bear(self) -> Ledger:
-        order = {"do": "initialise"}
-        answer = self._workers.submit(order, urgency=(BEFORE_ALL,)).result()
-        body = self._store.get(answer["key"])
-        birth, vector = ledger.birth_from(body)
+        model = self._workers.submit(Initialise(), urgency=(BEFORE_ALL,)).result()
+        birth, vector = ledger.birth_from(self._store.get(model.key))
         reason = ledger.why_unborn(self._submission, birth)
         now = self.created_at
         if reason is not None:
@@ -290,7 +294,6 @@ class Simulation:
                 writer=WRITER,
                 now=now,
             )
-        model = ModelRef(0, answer["key"], answer["digest"])
         return ledger.bear(
             self._store, self._submission, model, birth, vector, writer=WRITER, now=now
         )
@@ -318,11 +321,7 @@ class Simulation:
             and model.version not in self.evaluations
             and model.version not in self._evaluating
         ):
-            order = {
-                "do": "evaluate",
-                "model": asdict(model),
-                "with_gradient": self._with_gradient,
-            }
+            order = Evaluate(model, self._with_gradient)
             answer = self._workers.submit(order, urgency=(BEFORE_ALL,))
             self._evaluating[model.version] = (manifest.at, model, answer)
 
@@ -332,8 +331,13 @@ class Simulation:
             at, _, answer = self._evaluating[version]
             if not (wait or answer.done()):
                 continue
-            fields = {"version": version, "at": at, "trainer": WRITER} | answer.result()["result"]
             federation = self._submission.federation
+            fields: dict[str, object] = {"version": version, "at": at, "trainer": WRITER}
+            match answer.result():
+                case NotFinite(reason):
+                    fields |= {"metrics": {}, "error": reason}
+                case metrics:
+                    fields |= {"metrics": metrics}
             with suppress(AlreadyExists):  # the run was interrupted right here
                 key = keys.evaluation(federation, version)
                 self._store.create(key, canonical_json(fields).encode())

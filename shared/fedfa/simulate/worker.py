@@ -10,19 +10,29 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 
-from fedfa import keys, ledger, manifests, modules, training
+from fedfa import keys, ledger, manifests, modules, training, update_files
 from fedfa.canonical import sha256
-from fedfa.errors import InvalidInput
+from fedfa.events import Update
 from fedfa.log import Birth, ModelRef
 from fedfa.messages import UpdateReady
 from fedfa.randomness import prf
+from fedfa.simulate.orders import (
+    Evaluate,
+    Evaluated,
+    Failed,
+    Initialise,
+    Measure,
+    NotFinite,
+    Train,
+    Trained,
+)
 from fedfa.store import DirectoryStore
 from fedfa.tasks import base as tasks
 from fedfa.tensor_files import encode
@@ -31,7 +41,7 @@ from fedfa.tracebacks import explain
 
 GRADIENT_BATCH = 500
 
-Answer = dict[str, Any]
+AnyOrder = Initialise | Measure | Train | Evaluate
 
 
 class Worker:
@@ -46,28 +56,29 @@ class Worker:
         self._birth: Birth | None = None
         self._base: tuple[str, FlatModel] | None = None  # the last one read, by digest
 
-    def carry_out(self, order: Answer) -> Answer:
+    def carry_out(self, order: AnyOrder) -> object:
+        """Its answer, as the order says."""
         match order:
-            case {"do": "initialise"}:
+            case Initialise():
                 return self._initialise()
-            case {"do": "measure"}:
+            case Measure():
                 return self._measure()
-            case {"do": "train"}:
+            case Train():
                 return self._train(order)
-            case {"do": "evaluate"}:
-                return self._evaluate(ModelRef(**order["model"]), order["with_gradient"])
-        raise ValueError(f"unknown order {order}")
+            case Evaluate():
+                return self._evaluate(order)
 
-    def _initialise(self) -> Answer:
+    def _initialise(self) -> ModelRef:
         """Version 0, as a trainer makes it."""
         module = self._task.model()  # this worker's own may have been trained
         birth, model = training.first_version(self._submission.spec, self._task, module)
         body = encode(model, ledger.birth_metadata(birth))
-        key = keys.model(self._submission.federation, 0, sha256(body))
+        digest = sha256(body)
+        key = keys.model(self._submission.federation, 0, digest)
         self._store.put(key, body)
-        return {"key": key, "digest": sha256(body)}
+        return ModelRef(0, key, digest)
 
-    def _measure(self) -> Answer:
+    def _measure(self) -> float:
         """Seconds of one optimizer step: of the largest shard's training, the second time."""
         clients = tasks.clients_of(self._task)
         client = max(clients, key=lambda name: clients[name])
@@ -76,56 +87,49 @@ class Worker:
             began = time.perf_counter()
             result = self._local_update(model, client, seed=0)
             seconds = time.perf_counter() - began
-        return {"step_seconds": seconds / result.num_steps}
+        return seconds / result.num_steps
 
-    def _train(self, order: Answer) -> Answer:
-        spec = self._submission.spec
-        fields = order["update"]
-        base = self._model(ModelRef(**order["base"]))
-        seed = prf(spec.seed, "training", fields["slot"], fields["generation"])
-        result = self._local_update(base, fields["client"], seed=seed)
-        if not (math.isfinite(result.loss) and result.update.is_finite):
-            return {
-                "diverged": f"training diverged: loss {result.loss:g} after {result.num_steps} "
-                "steps; lower the local learning rate"
-            }
+    def _train(self, order: Train) -> Trained:
+        spec, wanted = self._submission.spec, order.update
+        seed = prf(spec.seed, "training", wanted.job.slot, wanted.job.generation)
+        result = self._local_update(self._model(order.base), wanted.client, seed=seed)
+        if (reason := result.divergence) is not None:
+            return NotFinite(reason)
         draft = UpdateReady(
             federation=self._submission.federation,
             uid=self._submission.uid,
-            key="-",  # named by the file's content, which holds all fields but key and digest
+            slot=wanted.job.slot,
+            generation=wanted.job.generation,
+            attempt=wanted.attempt,
+            key=update_files.UNNAMED,
+            client=wanted.client,
+            base_version=wanted.base_version,
             num_examples=result.num_examples,
             num_steps=result.num_steps,
             loss=result.loss,
-            **fields,
+            trainer=wanted.trainer,
+            started_at=wanted.started_at,
+            train_seconds=wanted.train_seconds,
+            delay_seconds=wanted.delay_seconds,
         )
-        parts = training.update_parts(
-            result.update,
-            draft.metadata(),
-            spec=spec,
-            slot=draft.slot,
-            generation=draft.generation,
+        ready, parts, digest = update_files.finished(draft, result.update, spec)
+        self._store.upload(ready.key, parts, digest=digest)
+        return replace(
+            wanted,
+            key=ready.key,
+            digest=digest,
+            num_examples=result.num_examples,
+            num_steps=result.num_steps,
+            loss=result.loss,
         )
-        digest = sha256(*parts)
-        key = keys.update(draft.federation, draft.slot, draft.generation, draft.attempt, digest)
-        self._store.upload(key, parts, digest=digest)
-        return {
-            "key": key,
-            "digest": digest,
-            "num_examples": result.num_examples,
-            "num_steps": result.num_steps,
-            "loss": result.loss,
-        }
 
-    def _evaluate(self, reference: ModelRef, with_gradient: bool) -> Answer:
-        model = self._model(reference)
+    def _evaluate(self, order: Evaluate) -> Evaluated:
+        model = self._model(order.model)
         metrics = training.evaluate(self._task, self._module, model, self._device)
-        if with_gradient:
+        if order.with_gradient:
             metrics["squared_gradient_norm"] = self._squared_gradient_norm(model)
-        wrong = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-        if wrong:
-            error = f"evaluation of version {reference.version}: not finite: {wrong}"
-            return {"result": {"metrics": {}, "error": error}}
-        return {"result": {"metrics": metrics}}
+        reason = training.why_not_finite(order.model.version, metrics)
+        return metrics if reason is None else NotFinite(reason)
 
     def _squared_gradient_norm(self, model: FlatModel) -> float:
         """||grad f||^2 of f = (1/m) sum_k F_k, F_k the mean loss on client k's whole shard."""
@@ -169,12 +173,7 @@ class Worker:
     def _template(self) -> Template:
         if self._birth is None:
             birth = manifests.birth_of(self._store, self._submission.federation)
-            ours = modules.frozen_digest(self._module)
-            if ours != birth.frozen_digest:
-                raise InvalidInput(
-                    f"frozen weights: they hash to {ours}, and to {birth.frozen_digest} where "
-                    "version 0 was made; use the same task code and the same pretrained weights"
-                )
+            modules.require_frozen(self._module, birth.frozen_digest)
             self._birth = birth
         return self._birth.template
 
@@ -200,23 +199,23 @@ def main(
                 worker = Worker(DirectoryStore(root), federation, task_allow)
             answer = worker.carry_out(order)
         except (Exception, SystemExit) as error:  # the task's code may raise anything
-            answer = {"error": f"{_whose(order)}{explain(error)}"}
+            answer = Failed(f"{_whose(order)}{explain(error)}")
         channel.send(answer)
 
 
-def _whose(order: Answer) -> str:
+def _whose(order: AnyOrder) -> str:
     """What a failed order was about, for people."""
     match order:
-        case {"do": "train", "update": update}:
-            return f"{update['client']}, job {update['slot']}-{update['generation']}: "
-        case {"do": "evaluate", "model": model}:
-            return f"evaluation of version {model['version']}: "
+        case Train(update=Update(job=job, client=client)):
+            return f"{client}, job {job.slot}-{job.generation}: "
+        case Evaluate(model=model):
+            return f"evaluation of version {model.version}: "
     return ""
 
 
-def _orders(channel: Connection) -> "SimpleQueue[Answer]":
+def _orders(channel: Connection) -> "SimpleQueue[AnyOrder]":
     """What the channel brings. Its end ends this process, whatever it is doing."""
-    orders: SimpleQueue[Answer] = SimpleQueue()
+    orders: SimpleQueue[AnyOrder] = SimpleQueue()
 
     def read() -> None:
         try:

@@ -15,12 +15,13 @@ from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import PriorityQueue
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from fedfa.errors import FedfaError
 from fedfa.forks import end_unguarded, forks, separate, unguarded
+from fedfa.simulate.orders import Failed, Order
 
-Answer = dict[str, Any]
+Answer = TypeVar("Answer")
 Urgency = tuple[float, ...]  # smaller is sooner
 
 WORKER = "fedfa.simulate.worker"  # by name: this process needs no torch
@@ -47,14 +48,14 @@ class Workers:
         end_unguarded()
         self._number = number
         self._work = root, federation, threads, tuple(task_allow)
-        self._orders: PriorityQueue[tuple[Urgency, int, Answer | None, Future[Answer]]] = (
+        self._orders: PriorityQueue[tuple[Urgency, int, Order[Any] | None, Future[Any]]] = (
             PriorityQueue()
         )
         self._numbers = count()
         self._processes: list[_Worker] = []
         self._threads: list[threading.Thread] = []
 
-    def submit(self, order: Answer, *, urgency: Urgency) -> Future[Answer]:
+    def submit(self, order: Order[Answer], *, urgency: Urgency) -> Future[Answer]:
         """Have an order carried out; the most urgent one first. Its future may raise TaskFailed."""
         future: Future[Answer] = Future()
         self._orders.put((urgency, next(self._numbers), order, future))
@@ -106,17 +107,17 @@ class _Worker:
         self._process.start()
         its_end.close()
 
-    def ask(self, order: Answer) -> Answer:
+    def ask(self, order: Order[Answer]) -> Answer:
         try:
             self._channel.send(order)
-            answer: Answer = self._channel.recv()
+            answer: Answer | Failed = self._channel.recv()
         except (OSError, EOFError):
             self._process.join()
             code = self._process.exitcode
             ended = TaskFailed(f"worker: ended with code {code}: {self._log_tail()}")
             raise (unguarded(code) or ended) from None
-        if "error" in answer:
-            raise TaskFailed(answer["error"])
+        if isinstance(answer, Failed):
+            raise TaskFailed(answer.error)
         return answer
 
     def kill(self) -> None:

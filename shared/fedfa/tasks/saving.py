@@ -35,11 +35,7 @@ def save_pretrained(
             "leave out --pretrained"
         )
     module = task.model()
-    if (ours := modules.frozen_digest(module)) != frozen_digest:
-        raise InvalidInput(
-            f"frozen weights: they hash to {ours} here, and to {frozen_digest} in the federation; "
-            "use the same pre-trained weights"
-        )
+    modules.require_frozen(module, frozen_digest)
     modules.write(module, model)
     task.save(module.eval(), folder)
     files = sorted(folder.glob("*.safetensors"))
