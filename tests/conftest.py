@@ -8,12 +8,19 @@ from hypothesis import settings
 
 # What takes long comes first, so that no worker is left alone with it at the end.
 ORDER = ("tests/services/", "tests/", "tests/simulation/")
+SCHEDULES = 20_000
 
 # Several workers share the cores: a second thread of torch in each would mostly wait, spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("fedfa", deadline=None)
 settings.load_profile("fedfa")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Of tests/simulation; here, because pytest asks no deeper folder that it was not given."""
+    parser.addoption("--seed", type=int, help="run this one schedule and print its effects")
+    parser.addoption("--schedules", type=int, default=SCHEDULES, help="how many seeds to run")
 
 
 @pytest.hookimpl(trylast=True)
