@@ -327,6 +327,7 @@ def test_the_second_consumer_of_an_exclusive_queue_stands_by_and_takes_over(
     until = time.monotonic() + STANDBY_SECONDS + 1
     while time.monotonic() < until:
         assert not second.is_consuming
+        time.sleep(0.001)
 
     # when a message comes, only the first gets it
     publisher.publish(b"one", EVENTS)

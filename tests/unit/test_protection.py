@@ -151,12 +151,11 @@ def test_a_failed_mark_is_tried_again(server: ApiServer, pod: Pod) -> None:
     protection.close()
 
 
+@pytest.mark.timeout(30)
 def test_showing_never_waits_for_the_api_server() -> None:
     release = threading.Event()
-    protection = Protection(lambda _: bool(release.wait(20)) and None)
-    began = time.monotonic()
+    protection = Protection(lambda _: bool(release.wait()) and None)
     for is_busy in (True, False, True):
-        protection.show(is_busy)
-    assert time.monotonic() - began < 1
+        protection.show(is_busy)  # one that waited would do so for ever
     release.set()
     protection.close()
