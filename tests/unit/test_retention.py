@@ -30,8 +30,8 @@ from fedfa.spec import parse
 from fedfa.store import DirectoryStore, Download
 from fedfa_aggregator.collector import Collector, Tended, plan
 from tests.unit.builders import ATTEMPT, TEMPLATE, clients, submitted, update
+from tests.unit.logs import merged, run
 from tests.unit.sample_run import born, evaluate, write_sample_run
-from tests.unit.test_ledger import merged, run
 
 FED = "fed"
 
