@@ -23,7 +23,15 @@ from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.tensor_files import encode
 from fedfa.topology import BROADCAST_QUEUE, DEAD_QUEUE, UPDATES
-from tests.unit.builders import ATTEMPT, UID, birth, submitted, vector
+from tests.unit.builders import (
+    ATTEMPT,
+    UID,
+    birth,
+    put_update,
+    submitted,
+    update_ready,
+    vector,
+)
 
 
 def start_aggregator(
@@ -116,28 +124,17 @@ class Driver:
     ) -> UpdateReady:
         """Write a job's update file; returns the message that announces it (not sent)."""
         state = self.state()
-        where = state.slots[slot]
-        facts: dict[str, Any] = {
+        where: dict[str, Any] = {
             "federation": self.name,
-            "uid": UID,
             "slot": slot,
-            "generation": where.generation,
-            "attempt": ATTEMPT,
-            "client": where.client,
+            "generation": state.slots[slot].generation,
+            "client": state.slots[slot].client,
             "base_version": state.version,
-            "num_examples": 10,
-            "num_steps": 5,
-            "loss": 1.0,
-            "trainer": "driver",
-            "started_at": 1.0,
-            "train_seconds": 1.0,
-            "delay_seconds": 0.0,
-        } | changes
-        metadata = {"schema": 1, "kind": "UpdateReady"} | facts
+        }
+        ready = update_ready(**(where | changes))
+        metadata = ready.metadata()
         body = body_of(metadata) if body_of else encode(vector(seed, scale=0.1), metadata)
-        key = keys.update(self.name, slot, facts["generation"], ATTEMPT, sha256(body))
-        self.store.put(key, body)
-        return UpdateReady(**facts, key=key, digest=sha256(body))
+        return put_update(self.store, ready, body)
 
     def hear(self, predicate: Callable[[ModelReady], bool]) -> ModelReady:
         def listen() -> ModelReady | None:

@@ -15,7 +15,7 @@ from fedfa.broker.consumer import STANDBY_SECONDS
 from fedfa.errors import BrokerUnavailable, InvalidMessage, Misconfigured
 from fedfa.local.processes import free_port
 from fedfa.local.rabbitmq import RabbitMQ
-from fedfa.messages import RollCall, UpdateReady
+from fedfa.messages import RollCall
 from fedfa.settings import BrokerSettings
 from fedfa.topology import (
     BROADCAST,
@@ -27,28 +27,12 @@ from fedfa.topology import (
     jobs_queue,
 )
 from tests.proxy import Proxy
+from tests.unit.builders import DIGEST, update_ready
 
 pytestmark = pytest.mark.services
 
 WAIT_SECONDS = 40.0
-UPDATE = UpdateReady(
-    federation="mnist-1",
-    uid="0" * 32,
-    slot=3,
-    generation=7,
-    attempt="1700000000000-0123abcd-000001",
-    key="mnist-1/updates/3-7/1700000000000-0123abcd-000001-0123456789abcdef.safetensors",
-    digest="ab" * 32,
-    client="client-5",
-    base_version=12,
-    num_examples=600,
-    num_steps=95,
-    loss=0.25,
-    trainer="trainer-0",
-    started_at=1700000000.5,
-    train_seconds=1.5,
-    delay_seconds=0.0,
-)
+UPDATE = update_ready(digest=DIGEST)
 
 # The channels that consume a queue learn 0.2 s late that it is deleted.
 DELETE_AND_TELL_LATE = """

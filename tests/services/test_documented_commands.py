@@ -31,7 +31,7 @@ from fedfa.topology import DEAD, REASON_HEADER
 from tests import documented, tiny
 from tests.documented import ROOT, Command
 from tests.services.conftest import variables
-from tests.services.test_dlq import UPDATE
+from tests.unit.builders import update_ready
 from tests.unit.test_documented_commands import FOREIGN
 
 COMMANDS = list(documented.commands())
@@ -211,7 +211,7 @@ def letters(broker_settings: BrokerSettings) -> Iterator[None]:
     """Dead letters to list, show, replay and drop."""
     publisher = Publisher(broker_settings, name="test")
     for _ in range(3):
-        publisher.publish(UPDATE, DEAD, headers={REASON_HEADER: "for a test"})
+        publisher.publish(update_ready(), DEAD, headers={REASON_HEADER: "for a test"})
     yield
     publisher.close()
 

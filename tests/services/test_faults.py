@@ -14,7 +14,7 @@ import pytest
 
 from fedfa import failpoints, manifests
 from fedfa.broker import Publisher
-from fedfa.messages import UpdateReady, encode
+from fedfa.messages import encode
 from fedfa.settings import BrokerSettings
 from fedfa.topology import DEAD_QUEUE, EVENTS, UPDATES, jobs
 from fedfa_scheduler.bucket import delivered_update
@@ -27,6 +27,7 @@ from tests.services.faults import (
     WIPE,
     World,
 )
+from tests.unit.builders import update_ready
 
 pytestmark = [
     pytest.mark.faults,
@@ -161,23 +162,7 @@ def test_poison_goes_to_the_dead_letters_and_harms_nobody(here: World) -> None:
 
 
 def encode_of_another_schema() -> bytes:
-    update = UpdateReady(
-        federation="poisoned",
-        uid="0" * 32,
-        slot=0,
-        generation=0,
-        attempt="0000000000000-00000000-000000",
-        key="-",
-        client="-",
-        base_version=0,
-        num_examples=1,
-        num_steps=1,
-        loss=0.0,
-        trainer="-",
-        started_at=0.0,
-        train_seconds=0.0,
-        delay_seconds=0.0,
-    )
+    update = update_ready(federation="poisoned")
     return encode(update).replace(b"schema\x01", b"schema\x02")
 
 

@@ -57,7 +57,7 @@ from fedfa.topology import (
 from fedfa_scheduler.fleet import STOP_REPEAT_SECONDS
 from tests.proxy import Proxy
 from tests.services.driver import wait_for
-from tests.unit.builders import UID, birth, submitted, vector
+from tests.unit.builders import UID, birth, put_update, submitted, update_ready, vector
 
 M = TypeVar("M")
 
@@ -149,26 +149,10 @@ class World:
 
     def finish(self, job: TrainJob) -> str:
         """A trainer uploads its update and dies before it tells anybody."""
-        facts = {
-            "federation": "fed",
-            "uid": UID,
-            "slot": job.slot,
-            "generation": job.generation,
-            "attempt": job.attempt,
-            "client": job.client,
-            "base_version": 0,
-            "num_examples": 10,
-            "num_steps": 5,
-            "loss": 1.0,
-            "trainer": "trainer-1",
-            "started_at": 1.0,
-            "train_seconds": 1.0,
-            "delay_seconds": 0.0,
-        }
-        body = encode(vector(1), {"schema": 1, "kind": "UpdateReady"} | facts)
-        key = keys.update("fed", job.slot, job.generation, job.attempt, sha256(body))
-        self.store.put(key, body)
-        return key
+        ready = update_ready(
+            slot=job.slot, generation=job.generation, attempt=job.attempt, client=job.client
+        )
+        return put_update(self.store, ready, encode(vector(1), ready.metadata())).key
 
     def send(self, message: Any, route: Route = EVENTS) -> None:
         self.publisher.publish(message, route, timeout_seconds=20)

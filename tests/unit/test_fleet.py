@@ -27,7 +27,7 @@ from fedfa_scheduler.actions import FindModel, Look, RecordFailure, Send
 from fedfa_scheduler.fleet import STOP_REPEAT_SECONDS, Fleet
 from fedfa_scheduler.leases import MAX_COUNT, MISSING_TASK_DELAY_SECONDS, Attempts
 from fedfa_scheduler.status import federations
-from tests.unit.builders import DIGEST, UID, spec
+from tests.unit.builders import DIGEST, UID, spec, update_ready
 
 TTL = 60.0
 CREATED_AT = 1000.0
@@ -182,23 +182,8 @@ def failed(job: Any, error: str = "out of memory") -> JobFailed:
 
 
 def update_of(job: TrainJob) -> UpdateReady:
-    prefix = f"fed/updates/{job.slot}-{job.generation}/{job.attempt}"
-    return UpdateReady(
-        federation="fed",
-        uid=UID,
-        slot=job.slot,
-        generation=job.generation,
-        attempt=job.attempt,
-        key=f"{prefix}-{DIGEST[:16]}.safetensors",
-        client=job.client,
-        base_version=0,
-        num_examples=10,
-        num_steps=1,
-        loss=1.0,
-        trainer="trainer-1",
-        started_at=0.0,
-        train_seconds=1.0,
-        delay_seconds=0.0,
+    return update_ready(
+        slot=job.slot, generation=job.generation, attempt=job.attempt, client=job.client
     )
 
 

@@ -27,7 +27,7 @@ from fedfa_scheduler.fleet import Fleet
 from fedfa_scheduler.leases import Attempts
 from fedfa_scheduler.service import Scheduler
 from fedfa_scheduler.settings import SchedulerSettings
-from tests.unit.builders import ATTEMPT, UID, stored, submitted, vector
+from tests.unit.builders import ATTEMPT, UID, stored, submitted, update_ready, vector
 from tests.unit.sample_run import born
 
 NUM_FEDERATIONS = 30
@@ -210,12 +210,7 @@ def test_a_federation_is_stopped_whatever_its_stop_json_holds(tmp_path: Path, st
 
 def test_a_file_that_names_another_federation_is_no_delivery(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    metadata = {
-        "schema": 1, "kind": "UpdateReady", "federation": "fed", "uid": UID, "slot": 0,
-        "generation": 1, "attempt": ATTEMPT, "client": "c", "base_version": 0, "num_examples": 1,
-        "num_steps": 1, "loss": 1.0, "trainer": "t", "started_at": 1.0, "train_seconds": 1.0,
-        "delay_seconds": 0.0,
-    }  # fmt: skip
+    metadata = update_ready().metadata()
     store.put(keys.update("fed", 0, 1, ATTEMPT, "a" * 64), stored(vector(0), metadata))
     assert delivered_update(store, submitted(), 0, 1) is not None
     store.put(
