@@ -3,7 +3,6 @@
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from tests.unit.builders import (
     update_ready,
     vector,
 )
+from tests.waiting import wait_for
 
 
 def start_aggregator(
@@ -58,17 +58,6 @@ def virtual_host(rabbit: RabbitMQ) -> BrokerSettings:
     rabbit.ctl("add_vhost", name)
     rabbit.ctl("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
     return BrokerSettings(url=SecretStr(f"{rabbit.url}{name}"))
-
-
-def wait_for(
-    condition: Callable[[], Any], *, seconds: float = 20.0, every_seconds: float = 0.02
-) -> Any:
-    """The first true value of a condition."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(every_seconds)
-    return value
 
 
 @dataclass

@@ -33,8 +33,8 @@ from fedfa.settings import BrokerSettings
 from fedfa.spec import parse
 from fedfa.topology import EVENTS, Route
 from tests.proxy import Proxy
-from tests.services.driver import wait_for
 from tests.services.test_whole import check
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 3.0

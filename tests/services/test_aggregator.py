@@ -16,8 +16,9 @@ from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.tensor_files import encode
 from fedfa.tensors import FlatModel, Template, Tensor
 from fedfa.topology import UPDATES
-from tests.services.driver import Driver, driving, start_aggregator, wait_for
+from tests.services.driver import Driver, driving, start_aggregator
 from tests.unit.builders import ATTEMPT, TEMPLATE, UID, vector
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")

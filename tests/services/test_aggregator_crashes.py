@@ -10,7 +10,8 @@ import pytest
 from fedfa.replay import verify
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
-from tests.services.driver import Driver, driving, start_aggregator, wait_for
+from tests.services.driver import Driver, driving, start_aggregator
+from tests.waiting import wait_for
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from fedfa.topology import (
 )
 from tests.proxy import Proxy
 from tests.unit.builders import DIGEST, update_ready
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.services
 
@@ -85,13 +86,6 @@ def take(consumer: Consumer, count: int, seconds: float = WAIT_SECONDS) -> list[
         if len(taken) == count or time.monotonic() > deadline:
             break
     return taken
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.05)
 
 
 def test_a_message_arrives_with_every_field(

@@ -19,8 +19,8 @@ from fedfa.messages import AnyMessage, InitModel, RollCall
 from fedfa.settings import BrokerSettings
 from fedfa.topology import DEAD, DEAD_QUEUE, REASON_HEADER, UPDATES, UPDATES_QUEUE, Queue
 from tests.services.commands import fedfa
-from tests.services.driver import wait_for
 from tests.unit.builders import ATTEMPT, UID, update_ready
+from tests.waiting import wait_for
 
 UPDATE = update_ready()
 INIT = InitModel(federation="fed", uid=UID, attempt=ATTEMPT, lease_ttl_seconds=5)

@@ -18,7 +18,6 @@ from fedfa.messages import encode
 from fedfa.settings import BrokerSettings
 from fedfa.topology import DEAD_QUEUE, EVENTS, UPDATES, jobs
 from fedfa_scheduler.bucket import delivered_update
-from tests.services.driver import wait_for
 from tests.services.faults import (
     CONSUMER_TIMEOUT_SECONDS,
     LEASE_SECONDS,
@@ -28,6 +27,7 @@ from tests.services.faults import (
     World,
 )
 from tests.unit.builders import update_ready
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.faults,

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import pytest
 
 from fedfa import failpoints, keys
-from tests.services.driver import wait_for
 from tests.services.faults import World
+from tests.waiting import wait_for
 
 ROUNDS = int(os.environ.get("FEDFA_TEST_KILL_ROUNDS", "1"))
 AT_BIRTH = ("aggregator.birth_read", "trainer.initial")

@@ -11,7 +11,7 @@ from fedfa.manifests import Manifest
 from fedfa.replay import verify
 from fedfa.spec import parse
 from fedfa.store import ObjectStore
-from tests.services.driver import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.faults  # minutes on two cores
 

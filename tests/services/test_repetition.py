@@ -12,7 +12,7 @@ from fedfa.simulate.repetition import repeat
 from fedfa.spec import parse
 from fedfa.store import DirectoryStore
 from fedfa.topology import EVENTS
-from tests.services.driver import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.faults  # minutes on two cores
 

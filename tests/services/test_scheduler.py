@@ -56,8 +56,8 @@ from fedfa.topology import (
 )
 from fedfa_scheduler.fleet import STOP_REPEAT_SECONDS
 from tests.proxy import Proxy
-from tests.services.driver import wait_for
 from tests.unit.builders import UID, birth, put_update, submitted, update_ready, vector
+from tests.waiting import wait_for
 
 M = TypeVar("M")
 

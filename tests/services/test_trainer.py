@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +55,7 @@ from fedfa.topology import (
 )
 from tests.proxy import Proxy
 from tests.services.driver import virtual_host
+from tests.waiting import wait_for
 
 M = TypeVar("M")
 
@@ -146,15 +147,6 @@ class Ears:
     def close(self) -> None:
         self._consumer.close()
         self._thread.join(5)
-
-
-def wait_for(condition: Callable[[], Any], *, seconds: float = 20.0, of: object = "it") -> Any:
-    """The first true value of a condition."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {of} in vain"
-        time.sleep(0.02)
-    return value
 
 
 @dataclass

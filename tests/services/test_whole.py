@@ -15,7 +15,7 @@ from fedfa.replay import verify
 from fedfa.spec import parse
 from fedfa.store import ObjectStore
 from fedfa.topology import EVENTS
-from tests.services.driver import wait_for
+from tests.waiting import wait_for
 
 LEASE_SECONDS = 4.0
 SPEC = {

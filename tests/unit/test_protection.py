@@ -5,7 +5,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fedfa_trainer.protection import BUSY, NotMarked, Pod, Protection
+from tests.waiting import wait_for
 
 IDLE = dict.fromkeys(BUSY)
 
@@ -77,13 +78,6 @@ def pod(server: ApiServer, account: Path) -> Pod:
     return Pod("trainer-7d9f-x2b", "127.0.0.1", server.server_port, account)
 
 
-def await_true(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_mark_is_one_patch_of_the_own_pods_annotations(server: ApiServer, pod: Pod) -> None:
     pod.mark(True)
     method, path, headers, body = server.requests[0]
@@ -126,15 +120,15 @@ def test_a_refusal_says_what_the_server_said(server: ApiServer, pod: Pod) -> Non
 
 def test_marks_follow_the_work_and_a_short_pause_is_not_shown(server: ApiServer, pod: Pod) -> None:
     protection = Protection(pod.mark, idle_seconds=0.5)
-    await_true(lambda: server.marks() == [IDLE])  # what a former container left is removed
+    wait_for(lambda: server.marks() == [IDLE])  # what a former container left is removed
     protection.show(True)
-    await_true(lambda: server.marks() == [IDLE, BUSY])
+    wait_for(lambda: server.marks() == [IDLE, BUSY])
     protection.show(False)
     protection.show(True)
     time.sleep(1)
     assert server.marks() == [IDLE, BUSY]
     protection.show(False)
-    await_true(lambda: server.marks() == [IDLE, BUSY, IDLE])
+    wait_for(lambda: server.marks() == [IDLE, BUSY, IDLE])
     protection.close()
 
 
@@ -142,9 +136,9 @@ def test_a_failed_mark_is_tried_again(server: ApiServer, pod: Pod) -> None:
     server.status = 500
     protection = Protection(pod.mark, idle_seconds=0.1, retry_seconds=0.1)
     protection.show(True)
-    await_true(lambda: len(server.requests) >= 3)
+    wait_for(lambda: len(server.requests) >= 3)
     server.status = 200
-    await_true(lambda: server.marks()[-1] == BUSY)
+    wait_for(lambda: server.marks()[-1] == BUSY)
     seen = len(server.requests)
     time.sleep(0.5)
     assert len(server.requests) <= seen + 1  # and then not again
