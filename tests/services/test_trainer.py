@@ -8,11 +8,11 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.error import URLError
 from urllib.parse import urlsplit
 
 import pytest
@@ -60,6 +60,7 @@ from tests.waiting import wait_for
 M = TypeVar("M")
 
 GRACE_SECONDS = 8.0
+UNHURRIED_SECONDS = 600.0  # of a lease: its first heartbeat is due after 150 s
 QUICK = {"epochs": 1}
 ENDLESS = {"epochs": 1_000_000}
 OWN_TASK = '''
@@ -213,7 +214,14 @@ class World:
         self.attempts += 1
         return f"1764495000000-0a1b2c3d-{self.attempts:06d}"
 
-    def train_job(self, at: Ledger, slot: int = 0, *, delay_seconds: float = 0.0) -> TrainJob:
+    def train_job(
+        self,
+        at: Ledger,
+        slot: int = 0,
+        *,
+        delay_seconds: float = 0.0,
+        lease_ttl_seconds: float = 4.0,
+    ) -> TrainJob:
         where = at.state.slots[slot]
         return TrainJob(
             federation=at.submission.federation,
@@ -224,7 +232,7 @@ class World:
             client=where.client,
             opened_at=where.opened_at,
             delay_seconds=delay_seconds,
-            lease_ttl_seconds=4.0,
+            lease_ttl_seconds=lease_ttl_seconds,
         )
 
     def init_job(self, submitted: Submitted) -> InitModel:
@@ -240,6 +248,23 @@ class World:
 
     def tell_everyone(self, message: ModelReady | JobStarted | RollCall) -> None:
         self.publisher.publish(message, BROADCAST, timeout_seconds=20)
+
+    def call_the_roll(self, at: Ledger, *slots: int) -> None:
+        """Until each slot answers, and so has heard whatever was broadcast before.
+
+        Their leases must be unhurried, or a heartbeat would pass for an answer.
+        """
+        before = self._heartbeats(at)
+        self.tell_everyone(RollCall())
+
+        def has_answered() -> bool:
+            now = self._heartbeats(at)
+            return all(now[slot] > before[slot] for slot in slots)
+
+        wait_for(has_answered, seconds=20, of="the roll call")
+
+    def _heartbeats(self, at: Ledger) -> Counter[int | None]:
+        return Counter(beat.slot for beat in self.ears.all(JobHeartbeat, at.submission))
 
     def start_trainer(
         self, *, held: int = 1, grace_seconds: float = 25.0, prefetch: bool = False
@@ -289,10 +314,10 @@ class TrainerProcess:
             return str(answer.read().decode())
 
     def phases(self) -> list[str]:
-        """What /jobs shows; raises nothing while the process still starts."""
+        """What /jobs shows; raises nothing while the process starts, or is too busy to answer."""
         try:
             held = json.loads(self.get("/jobs"))
-        except URLError:
+        except OSError:
             return ["starting"]
         return sorted(job["phase"] for job in held)
 
@@ -491,10 +516,14 @@ def test_prefetching_trainer_reads_the_next_jobs_model_while_one_trains(world: W
     born = world.bear(local={"epochs": 60}, task="own_task:Slow")
     world.send(world.train_job(born, 0), to=trainer)
     update = world.ears.first(UpdateReady, born.submission)
+    model = born.head.manifest.model
+    assert model is not None
+    read = f"GET /{world.bucket.bucket}/{model.key}".encode()
+    before = world.proxy.num_requests(read)
     for slot in (1, 2):
         world.send(world.train_job(born, slot), to=trainer)
     trainer.wait_for_phase("training", "waiting")
-    time.sleep(1.0)  # a read of a small model takes milliseconds
+    wait_for(lambda: world.proxy.num_requests(read) >= before + 2, of="two reads of the model")
 
     world.merge(born, update)
 
@@ -538,26 +567,31 @@ def test_job_that_is_held_already_is_trained_once_under_the_greater_attempt(
     assert len(world.ears.all(UpdateReady, born.submission)) == 1
 
 
-def test_leases_are_kept_while_training_and_answered_at_a_roll_call(
-    world: World, trainer: TrainerProcess
-) -> None:
+def test_heartbeats_come_four_times_in_a_lease(world: World, trainer: TrainerProcess) -> None:
     born = world.bear()
-    job = world.train_job(born, delay_seconds=4.0)
-    world.send(job.model_copy(update={"lease_ttl_seconds": 2.0}), to=trainer)
-    world.send(world.train_job(born, 1, delay_seconds=4.0), to=trainer)
-    trainer.wait_for_phase("delaying", "delaying")
+    world.send(world.train_job(born, delay_seconds=4.0, lease_ttl_seconds=2.0), to=trainer)
+    trainer.wait_for_phase("delaying")
     began = time.monotonic()
 
-    world.tell_everyone(RollCall())
-    wait_for(lambda: _slots(world.ears.all(JobHeartbeat, born.submission)) == {0, 1}, seconds=0.9)
     world.ears.first(UpdateReady, born.submission)
 
-    beats = [beat for beat in world.ears.all(JobHeartbeat, born.submission) if beat.slot == 0]
+    beats = world.ears.all(JobHeartbeat, born.submission)
     assert len(beats) >= 2 * (time.monotonic() - began) - 2  # every half second
 
 
-def _slots(facts: list[JobHeartbeat]) -> set[int | None]:
-    return {fact.slot for fact in facts}
+def test_a_roll_call_is_answered_at_once_for_every_job_held(
+    world: World, trainer: TrainerProcess
+) -> None:
+    born = world.bear()
+    unhurried = {"delay_seconds": 60.0, "lease_ttl_seconds": UNHURRIED_SECONDS}
+    jobs_held = [world.train_job(born, slot, **unhurried) for slot in (0, 1)]
+    for job in jobs_held:
+        world.send(job, to=trainer)
+    trainer.wait_for_phase("delaying", "delaying")
+
+    world.call_the_roll(born, 0, 1)
+
+    world.tell_everyone(_the_end(jobs_held[0]))
 
 
 def test_start_of_a_job_is_known_before_its_message_is_forgotten(
@@ -635,7 +669,7 @@ def test_training_that_takes_too_long_fails_between_two_steps(
 
 def test_training_goes_on_when_another_job_is_closed(world: World, trainer: TrainerProcess) -> None:
     born = world.bear(local=ENDLESS)
-    job = world.train_job(born, slot=1)
+    job = world.train_job(born, slot=1, lease_ttl_seconds=UNHURRIED_SECONDS)
     world.send(job, to=trainer)
     trainer.wait_for_phase("training")
     others = ModelReady(
@@ -648,7 +682,8 @@ def test_training_goes_on_when_another_job_is_closed(world: World, trainer: Trai
     )
 
     world.tell_everyone(others)
-    time.sleep(0.5)
+    world.call_the_roll(born, 1)
+    time.sleep(0.5)  # a step takes milliseconds
 
     assert trainer.phases() == ["training"]
     world.tell_everyone(others.model_copy(update={"status": "finished"}))
@@ -660,7 +695,7 @@ def test_training_ends_when_another_trainer_starts_a_greater_attempt(
 ) -> None:
     born = world.bear(local=ENDLESS)
     lesser = world.attempt()
-    job = world.train_job(born)
+    job = world.train_job(born, lease_ttl_seconds=UNHURRIED_SECONDS)
     world.send(job, to=trainer)
     trainer.wait_for_phase("training")
     mine = world.ears.first(JobStarted, born.submission)
@@ -671,7 +706,8 @@ def test_training_ends_when_another_trainer_starts_a_greater_attempt(
     if is_greater:
         trainer.wait_for_phase()
     else:
-        time.sleep(0.5)
+        world.call_the_roll(born, 0)
+        time.sleep(0.5)  # a step takes milliseconds
         assert trainer.phases() == ["training"]
         world.tell_everyone(_the_end(job))
 
