@@ -940,9 +940,11 @@ def test_broker_that_dies_costs_no_update_and_hides_no_closed_job(
     trainer.wait_for_phase("delaying", "training")
 
     rabbit.kill()
-    _close_by_abandoning(world, endless, slot=1)  # nobody can be told
-    trainer.wait_for_phase("delivering", "training")
-    rabbit.start()
+    try:
+        _close_by_abandoning(world, endless, slot=1)  # nobody can be told
+        trainer.wait_for_phase("delivering", "training")
+    finally:
+        rabbit.start()
 
     assert world.ears.first(UpdateReady, sleeping.submission, seconds=40).slot == 0
     trainer.wait_for_phase(seconds=40)  # the gap made it look
@@ -954,10 +956,12 @@ def test_store_outage_costs_no_update(world: World, trainer: TrainerProcess) -> 
     trainer.wait_for_phase("delaying")
 
     world.proxy.refuse()
-    trainer.wait_for_phase("delivering")
-    time.sleep(2.5)  # longer than the store itself keeps trying
-    still = trainer.phases()
-    world.proxy.heal()
+    try:
+        trainer.wait_for_phase("delivering")
+        time.sleep(2.5)  # longer than the store itself keeps trying
+        still = trainer.phases()
+    finally:
+        world.proxy.heal()
 
     assert still == ["delivering"]
     ready = world.ears.first(UpdateReady, born.submission)
