@@ -41,6 +41,7 @@ LEASE_SECONDS = 3.0
 CONSUMER_TIMEOUT_SECONDS = 8.0
 DISK_MIB = 640
 LOOK_SECONDS = 0.1  # between two looks at a bucket that is busy
+JOBS_SECONDS = 20  # for a trainer to say what it holds; it may be busy
 FILLER = "filler"
 TRAINERS = ("trainer-1", "trainer-2")
 LONG_DELAY = {"distribution": "pareto", "shape": 100, "unit_seconds": 13.0}  # 13 to 14 seconds
@@ -195,10 +196,27 @@ class World:
     def log_size(self, name: str) -> int:
         return self.process(name).log.stat().st_size
 
+    @contextmanager
+    def until_told(self, line: str, *names: str) -> Iterator[None]:
+        """Wait, after the block, until each of these processes has logged it."""
+        starts = {name: self.log_size(name) for name in names}
+        yield
+        wait_for(
+            lambda: all(line in self.log(name, start=starts[name]) for name in names),
+            of=f"{line!r} of {names}",
+        )
+
+    def stands_still(self, name: str) -> None:
+        """Nothing is merged for the time of a lease, once what was on its way had as long."""
+        time.sleep(LEASE_SECONDS)
+        merged = self.merged(name)
+        time.sleep(LEASE_SECONDS)
+        assert self.merged(name) == merged
+
     def jobs(self, trainer: str) -> list[dict[str, Any]]:
         """What a trainer holds."""
         url = f"http://127.0.0.1:{self.stack.http_ports[trainer]}/jobs"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=JOBS_SECONDS) as answer:
             held: list[dict[str, Any]] = json.load(answer)
         return held
 
