@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.s3 import S3Store
 from fedfa.settings import StoreSettings
 from fedfa.store import ObjectStore, from_settings
+from tests.http_server import Handler, serving
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.services
@@ -445,46 +445,25 @@ def http_server(
     """
     script = chain(answers, repeat(answers[-1]))
 
-    class Handler(ScriptedHandler):
+    class Scripted(ScriptedHandler):
         def next_answer(self) -> tuple[int, bytes]:
             if seen is not None:
                 seen.append({name.lower(): value for name, value in self.headers.items()})
             return next(script)
 
-    with serving(Handler) as endpoint:
+    with serving(Scripted) as endpoint:
         yield endpoint
 
 
-@contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-class ScriptedHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # boto waits for this version's 100 Continue
-
+class ScriptedHandler(Handler):
     def next_answer(self) -> tuple[int, bytes]:
         raise NotImplementedError
 
     def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        status, body = self.next_answer()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.read()
+        self.answer(*self.next_answer())
 
     do_PUT = do_DELETE = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 def test_a_large_object_tells_of_its_progress(server: SeaweedFS) -> None:

@@ -6,13 +6,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedfa_trainer.protection import BUSY, NotMarked, Pod, Protection
+from tests.http_server import Handler, running
 from tests.waiting import wait_for
 
 IDLE = dict.fromkeys(BUSY)
@@ -37,18 +38,13 @@ class ApiServer(ThreadingHTTPServer):
         return [body["metadata"]["annotations"] for _, _, _, body in self.requests]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: ApiServer
 
     def do_PATCH(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.read())
         self.server.requests.append((self.command, self.path, dict(self.headers), body))
-        self.send_response(self.server.status)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Not worth a line."""
+        self.answer(self.server.status, b"{}")
 
 
 def certificate(folder: Path) -> None:
@@ -67,10 +63,9 @@ def account(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(account: Path) -> Iterator[ApiServer]:
-    with ApiServer(account) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = ApiServer(account)
+    with running(server):
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
