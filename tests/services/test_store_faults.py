@@ -2,29 +2,24 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
-from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from fedfa.canonical import sha256
 from fedfa.errors import AlreadyExists, Misconfigured, StoreUnavailable
-from fedfa.local.processes import free_port
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.s3 import S3Store
-from fedfa.settings import StoreSettings
 from fedfa.store import ObjectStore, from_settings
-from tests.http_server import Handler, serving
 from tests.proxy import Proxy
+from tests.unit.builders import every_use
 
 pytestmark = pytest.mark.services
 
 OURS = b"ours" * 1000
-NO_SUCH_KEY = b"<Error><Code>NoSuchKey</Code></Error>"
 
 
 @pytest.fixture(scope="module")
@@ -86,29 +81,6 @@ def test_a_create_whose_read_back_is_lost_too_succeeds(
 
     assert proxy.num_cut == 3
     assert direct.get("create/lost-read-back") == OURS
-
-
-@pytest.mark.parametrize(
-    ("found", "is_ours"),
-    [((200, OURS), True), ((200, b"theirs"), False), ((404, NO_SUCH_KEY), False)],
-    ids=["ours", "theirs", "deleted since"],
-)
-def test_a_refused_retry_is_judged_by_what_the_store_holds(
-    found: tuple[int, bytes], is_ours: bool
-) -> None:
-    # The first request lands late: after the read-back, before the second request.
-    with http_server((503, b""), (404, NO_SUCH_KEY), (412, b""), found) as endpoint:
-        store = from_settings(settings(endpoint, outage_seconds=5))
-
-        with nullcontext() if is_ours else pytest.raises(AlreadyExists):
-            store.create("create/late", OURS)
-
-
-def test_a_conflict_is_no_refusal() -> None:
-    with http_server(
-        (409, b""), (404, NO_SUCH_KEY), (409, b""), (404, NO_SUCH_KEY), (200, b"")
-    ) as endpoint:
-        from_settings(settings(endpoint, outage_seconds=5)).create("create/conflict", OURS)
 
 
 @pytest.mark.parametrize("theirs", [b"theirs", b"", OURS + b"longer"])
@@ -178,19 +150,6 @@ def test_an_upload_whose_answer_is_lost_is_sent_again(
 
     assert proxy.num_cut == 2
     assert direct.get("upload/lost-answer") == OURS + bytes(size)
-
-
-def test_an_upload_tells_the_server_the_digest_that_it_must_find() -> None:
-    seen: list[dict[str, str]] = []
-    mismatch = b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>"
-    with http_server((400, mismatch), seen=seen) as endpoint:
-        store = from_settings(settings(endpoint, outage_seconds=0.1))
-
-        with pytest.raises(StoreUnavailable, match="XAmzContentSHA256Mismatch"):
-            store.upload("a", [b"bo", b"dy"], digest=sha256(b"body"))
-
-    assert {each["x-amz-content-sha256"] for each in seen} == {sha256(b"body")}
-    assert all("x-amz-content-sha256" in each["authorization"] for each in seen)
 
 
 def test_a_large_upload_with_a_wrong_secret_is_reported_as_such(server: SeaweedFS) -> None:
@@ -270,15 +229,6 @@ def test_calls_go_on_after_a_crash_of_the_server_without_loss(own_server: Seawee
             assert store.get(key) == key.encode()
 
 
-def test_a_store_that_nobody_serves_is_an_outage_that_names_the_endpoint() -> None:
-    endpoint = f"http://127.0.0.1:{free_port()}"
-    store = from_settings(settings(endpoint, outage_seconds=0.1))
-
-    for use in every_use(store):
-        with pytest.raises(StoreUnavailable, match=endpoint):
-            use()
-
-
 def test_a_wrong_secret_is_reported_in_one_line_without_it(server: SeaweedFS) -> None:
     wrong = server.settings().model_copy(update={"secret_key": SecretStr("not-the-secret")})
     store = from_settings(wrong)
@@ -311,159 +261,6 @@ def test_a_missing_bucket_is_no_missing_object(server: SeaweedFS) -> None:
     store.ensure_bucket()
     store.ensure_bucket()
     assert not store.exists("a")
-
-
-def test_a_load_balancers_404_is_an_outage_and_no_missing_object() -> None:
-    with http_server((404, b"<html>default backend</html>")) as endpoint:
-        store = from_settings(settings(endpoint, outage_seconds=0.1))
-
-        for use in every_use(store):
-            with pytest.raises(StoreUnavailable, match="HTTP 404"):
-                use()
-
-
-@pytest.mark.parametrize("status", [500, 502, 503, 429, 409])
-def test_an_overloaded_store_is_an_outage(status: int) -> None:
-    with http_server((status, b"<Error><Code>SlowDown</Code></Error>")) as endpoint:
-        store = from_settings(settings(endpoint, outage_seconds=0.1))
-
-        for use in (lambda: store.get("a"), lambda: store.create("a", b"")):
-            with pytest.raises(StoreUnavailable, match=f"HTTP {status} SlowDown"):
-                use()
-
-
-def test_a_denied_key_is_reported_with_the_operation_and_the_permission() -> None:
-    denial = b"<Error><Code>AccessDenied</Code><Message>Access\nDenied.</Message></Error>"
-    with http_server((403, denial)) as endpoint:
-        store = from_settings(settings(endpoint))
-
-        with pytest.raises(Misconfigured) as refusal:
-            store.create("runs/manifests/1.json", b"")
-
-    text = str(refusal.value)
-    assert text.startswith(f"create 'runs/manifests/1.json' in bucket 'fedfa' at {endpoint}: ")
-    assert "allow s3:PutObject" in text
-    assert "\n" not in text
-
-
-def test_a_refusal_arrives_before_a_large_body_is_sent() -> None:
-    received: list[bytes] = []
-
-    class Refusing(ScriptedHandler):
-        def handle_expect_100(self) -> bool:
-            self.send_response(403)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            self.connection.settimeout(1.0)
-            with suppress(TimeoutError):
-                received.append(self.rfile.read1(1))
-            self.close_connection = True
-            return False
-
-    body = bytes(8 << 20)
-    with serving(Refusing) as endpoint:
-        store = from_settings(settings(endpoint))
-        with pytest.raises(Misconfigured, match="allow s3:PutObject"):
-            store.upload("a", [body], digest=sha256(body))
-
-    assert received == []
-
-
-def test_a_wrong_region_is_reported_with_its_setting() -> None:
-    redirect = b"<Error><Code>PermanentRedirect</Code><Message>Elsewhere</Message></Error>"
-    with http_server((301, redirect)) as endpoint:
-        store = from_settings(settings(endpoint))
-
-        with pytest.raises(Misconfigured, match=r"PermanentRedirect.*correct FEDFA_S3_REGION"):
-            store.get("a")
-
-
-def test_a_store_without_conditional_creates_is_reported() -> None:
-    unknown = b"<Error><Code>NotImplemented</Code><Message>If-None-Match</Message></Error>"
-    with http_server((501, unknown)) as endpoint:
-        store = from_settings(settings(endpoint))
-
-        with pytest.raises(Misconfigured, match="HTTP 501 NotImplemented If-None-Match"):
-            store.create("a", b"")
-
-
-def test_half_a_pair_of_keys_is_refused() -> None:
-    with pytest.raises(Misconfigured, match="set both FEDFA_S3_ACCESS_KEY and"):
-        from_settings(StoreSettings(access_key=SecretStr("only")))
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["localhost:8333", "ftp://host", "http://user:pass@host", "http://a b"]
-)
-def test_an_invalid_endpoint_is_refused_without_showing_it(endpoint: str) -> None:
-    with pytest.raises(ValidationError, match="endpoint") as refusal:
-        StoreSettings(endpoint=endpoint)
-
-    assert "pass@" not in str(refusal.value)
-
-
-def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDFA_S3_BUCKET", "runs")
-    monkeypatch.setenv("FEDFA_S3_SECRET_KEY", "hidden")
-    monkeypatch.setenv("FEDFA_S3_ENDPOINT", "")
-
-    read = StoreSettings()
-
-    assert (read.bucket, read.endpoint) == ("runs", None)
-    assert "hidden" not in repr(read)
-
-
-def settings(endpoint: str, *, outage_seconds: float = 1.0) -> StoreSettings:
-    secret = SecretStr("secret")
-    return StoreSettings(
-        endpoint=endpoint, access_key=secret, secret_key=secret, outage_seconds=outage_seconds
-    )
-
-
-def every_use(store: ObjectStore) -> list[Callable[[], object]]:
-    return [
-        lambda: store.get("a"),
-        lambda: store.get_start("a", 1),
-        lambda: store.exists("a"),
-        lambda: store.put("a", b""),
-        lambda: store.download("a"),
-        lambda: store.upload("a", [b""], digest=sha256(b"")),
-        lambda: store.create("a", b""),
-        lambda: store.delete("a"),
-        lambda: list(store.list("")),
-        lambda: list(store.folders()),
-    ]
-
-
-@contextmanager
-def http_server(
-    *answers: tuple[int, bytes], seen: list[dict[str, str]] | None = None
-) -> Iterator[str]:
-    """A web server with these answers, whatever it is asked; the last one repeats.
-
-    seen: takes the headers of every request.
-    """
-    script = chain(answers, repeat(answers[-1]))
-
-    class Scripted(ScriptedHandler):
-        def next_answer(self) -> tuple[int, bytes]:
-            if seen is not None:
-                seen.append({name.lower(): value for name, value in self.headers.items()})
-            return next(script)
-
-    with serving(Scripted) as endpoint:
-        yield endpoint
-
-
-class ScriptedHandler(Handler):
-    def next_answer(self) -> tuple[int, bytes]:
-        raise NotImplementedError
-
-    def do_GET(self) -> None:
-        self.read()
-        self.answer(*self.next_answer())
-
-    do_PUT = do_DELETE = do_GET
 
 
 def test_a_large_object_tells_of_its_progress(server: SeaweedFS) -> None:

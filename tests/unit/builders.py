@@ -1,5 +1,6 @@
 """Small values that several tests build: a spec, clients, updates, vectors, submissions."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,22 @@ def put_update(store: ObjectStore, ready: UpdateReady, body: bytes) -> UpdateRea
     key = keys.update(ready.federation, ready.slot, ready.generation, ready.attempt, digest)
     store.put(key, body)
     return ready.model_copy(update={"key": key, "digest": digest})
+
+
+def every_use(store: ObjectStore) -> list[Callable[[], object]]:
+    """Each operation of a store, to be tried."""
+    return [
+        lambda: store.get("a"),
+        lambda: store.get_start("a", 1),
+        lambda: store.exists("a"),
+        lambda: store.put("a", b""),
+        lambda: store.download("a"),
+        lambda: store.upload("a", [b""], digest=sha256(b"")),
+        lambda: store.create("a", b""),
+        lambda: store.delete("a"),
+        lambda: list(store.list("")),
+        lambda: list(store.folders()),
+    ]
 
 
 def entry(**fields: Any) -> Entry:
