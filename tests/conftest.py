@@ -1,20 +1,51 @@
-"""For all tests: time never decides whether one passes, and who runs what in parallel."""
+"""For all tests: servers, no deadlines, and who runs what in parallel."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
+
+# Several workers share the cores: a second thread of torch in each would mostly wait, spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
+
+from fedfa.local.rabbitmq import RabbitMQ
+from fedfa.settings import BrokerSettings, StoreSettings
+from tests.servers import own_bucket, s3_server, virtual_host
 
 # What takes long comes first, so that no worker is left alone with it at the end.
 ORDER = ("tests/services/", "tests/", "tests/simulation/")
 SCHEDULES = 20_000
 
-# Several workers share the cores: a second thread of torch in each would mostly wait, spinning.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 settings.register_profile("fedfa", deadline=None)
 settings.load_profile("fedfa")
+
+
+@pytest.fixture(scope="session")
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    node = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+    node.start()
+    yield node
+    node.stop()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreSettings]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as s3:
+        yield s3
+
+
+@pytest.fixture(scope="module")
+def store_settings(s3: StoreSettings) -> StoreSettings:
+    """The S3 server, with a bucket of this module's own, which nobody has made yet."""
+    return own_bucket(s3)
+
+
+@pytest.fixture(scope="module")
+def broker_settings(rabbit: RabbitMQ) -> BrokerSettings:
+    """The broker, with a virtual host of this module's own: no queue is shared with others."""
+    return virtual_host(rabbit)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

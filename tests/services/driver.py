@@ -1,7 +1,6 @@
 """Plays scheduler and trainers towards a real aggregator, with real files and real messages."""
 
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,19 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr
-
 from fedfa import keys, ledger, manifests
 from fedfa.broker import Consumer, Publisher
 from fedfa.canonical import sha256
 from fedfa.federation import State
 from fedfa.local.processes import ServerProcess
-from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.messages import InitReady, ModelReady, UpdateReady
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.tensor_files import encode
 from fedfa.topology import BROADCAST_QUEUE, DEAD_QUEUE, UPDATES
+from tests.servers import variables
 from tests.unit.builders import (
     ATTEMPT,
     UID,
@@ -37,27 +34,12 @@ from tests.waiting import wait_for
 def start_aggregator(
     broker: BrokerSettings, store: StoreSettings, log: Path, name: str = "aggregator"
 ) -> ServerProcess:
-    assert store.endpoint
-    assert store.access_key
-    assert store.secret_key
-    environment = {
-        **os.environ,
-        "FEDFA_AMQP_URL": broker.url.get_secret_value(),
-        "FEDFA_S3_ENDPOINT": store.endpoint,
-        "FEDFA_S3_BUCKET": store.bucket,
-        "FEDFA_S3_ACCESS_KEY": store.access_key.get_secret_value(),
-        "FEDFA_S3_SECRET_KEY": store.secret_key.get_secret_value(),
-    }
-    command = [sys.executable, "-m", "fedfa_aggregator"]
-    return ServerProcess(name, command, log=log / f"{name}.log", env=environment)
-
-
-def virtual_host(rabbit: RabbitMQ) -> BrokerSettings:
-    """A new one; it ends with its node."""
-    name = f"test-{secrets.token_hex(6)}"
-    rabbit.ctl("add_vhost", name)
-    rabbit.ctl("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
-    return BrokerSettings(url=SecretStr(f"{rabbit.url}{name}"))
+    return ServerProcess(
+        name,
+        [sys.executable, "-m", "fedfa_aggregator"],
+        log=log / f"{name}.log",
+        env=os.environ | variables(store, broker),
+    )
 
 
 @dataclass

@@ -14,8 +14,8 @@ from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.topology import DEAD, Queue
+from tests.servers import virtual_host
 from tests.services.commands import fedfa
-from tests.services.driver import virtual_host
 
 
 @pytest.fixture

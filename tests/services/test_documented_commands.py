@@ -30,7 +30,7 @@ from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.topology import DEAD, REASON_HEADER
 from tests import documented, tiny
 from tests.documented import ROOT, Command
-from tests.services.conftest import variables
+from tests.servers import variables
 from tests.unit.builders import update_ready
 from tests.unit.test_documented_commands import FOREIGN
 

@@ -18,6 +18,7 @@ from fedfa.local.stack import LocalStack
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.spec import parse
 from fedfa.submission import submit
+from tests.servers import variables
 
 TINY = """
 task: {name: digits}
@@ -34,14 +35,8 @@ def servers(
     monkeypatch: pytest.MonkeyPatch, store_settings: StoreSettings, broker_settings: BrokerSettings
 ) -> None:
     """The stacks of these tests use the servers of the session."""
-    assert store_settings.endpoint is not None
-    assert store_settings.access_key is not None
-    assert store_settings.secret_key is not None
-    monkeypatch.setenv("FEDFA_AMQP_URL", broker_settings.url.get_secret_value())
-    monkeypatch.setenv("FEDFA_S3_ENDPOINT", store_settings.endpoint)
-    monkeypatch.setenv("FEDFA_S3_BUCKET", store_settings.bucket)
-    monkeypatch.setenv("FEDFA_S3_ACCESS_KEY", store_settings.access_key.get_secret_value())
-    monkeypatch.setenv("FEDFA_S3_SECRET_KEY", store_settings.secret_key.get_secret_value())
+    for name, value in variables(store_settings, broker_settings).items():
+        monkeypatch.setenv(name, value)
 
 
 def local_run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":

@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import signal
 import sys
 import time
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -55,6 +53,7 @@ from fedfa.topology import (
 )
 from fedfa_scheduler.fleet import STOP_REPEAT_SECONDS
 from tests.proxy import Proxy
+from tests.servers import own_bucket, port_of, variables
 from tests.unit.builders import UID, birth, put_update, submitted, update_ready, vector
 from tests.waiting import wait_for
 
@@ -67,7 +66,7 @@ JOBS = jobs_queue("default")
 @pytest.fixture
 def store_settings(s3: StoreSettings) -> StoreSettings:
     """A bucket of the test's own: a scheduler would find the federations of other tests."""
-    return s3.model_copy(update={"bucket": f"test-{secrets.token_hex(6)}"})
+    return own_bucket(s3)
 
 
 @pytest.fixture
@@ -221,15 +220,8 @@ class World:
 def world(
     broker_settings: BrokerSettings, store: S3Store, store_settings: StoreSettings, tmp_path: Path
 ) -> Iterator[World]:
-    assert store_settings.endpoint
-    assert store_settings.access_key
-    assert store_settings.secret_key
-    environment = os.environ | {
-        "FEDFA_AMQP_URL": broker_settings.url.get_secret_value(),
-        "FEDFA_S3_ENDPOINT": store_settings.endpoint,
-        "FEDFA_S3_BUCKET": store_settings.bucket,
-        "FEDFA_S3_ACCESS_KEY": store_settings.access_key.get_secret_value(),
-        "FEDFA_S3_SECRET_KEY": store_settings.secret_key.get_secret_value(),
+    environment = os.environ | variables(store_settings, broker_settings)
+    environment |= {
         "FEDFA_LEASE_TTL_SECONDS": f"{TTL:g}",
         "FEDFA_RECONCILE_INTERVAL_SECONDS": "0.3",
         "FEDFA_DISCOVER_INTERVAL_SECONDS": "1",
@@ -454,8 +446,8 @@ def test_a_federation_whose_folder_is_deleted_is_let_go_and_its_stops_end(world:
     assert world.is_quiet(InitModel, seconds=0)
 
 
-def test_a_store_that_is_out_for_a_while_costs_nothing(world: World) -> None:
-    with Proxy(urlsplit(world.environment["FEDFA_S3_ENDPOINT"]).port or 0) as proxy:
+def test_a_store_that_is_out_for_a_while_costs_nothing(world: World, s3: StoreSettings) -> None:
+    with Proxy(port_of(s3)) as proxy:
         world.start(
             FEDFA_S3_ENDPOINT=f"http://127.0.0.1:{proxy.port}", FEDFA_S3_OUTAGE_SECONDS="0.5"
         )

@@ -13,21 +13,15 @@ from fedfa.canonical import sha256
 from fedfa.errors import AlreadyExists, Misconfigured, StoreUnavailable
 from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.s3 import S3Store
+from fedfa.settings import StoreSettings
 from fedfa.store import ObjectStore, from_settings
 from tests.proxy import Proxy
+from tests.servers import own_bucket, port_of
 from tests.unit.builders import every_use
 
 pytestmark = pytest.mark.services
 
 OURS = b"ours" * 1000
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
-    server = SeaweedFS(tmp_path_factory.mktemp("seaweedfs"))
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -39,66 +33,62 @@ def own_server(tmp_path: Path) -> Iterator[SeaweedFS]:
 
 
 @pytest.fixture
-def proxy(server: SeaweedFS) -> Iterator[Proxy]:
-    with Proxy(server.port) as proxy:
+def proxy(s3: StoreSettings) -> Iterator[Proxy]:
+    with Proxy(port_of(s3)) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def direct(server: SeaweedFS) -> ObjectStore:
-    return from_settings(server.settings())
+def proxied(store: S3Store, store_settings: StoreSettings, proxy: Proxy) -> ObjectStore:
+    """The same bucket as `store`, through the proxy."""
+    return through(proxy, store_settings)
 
 
-@pytest.fixture
-def proxied(server: SeaweedFS, proxy: Proxy) -> ObjectStore:
-    return through(proxy, server)
-
-
-def through(proxy: Proxy, server: SeaweedFS, **changes: object) -> ObjectStore:
+def through(proxy: Proxy, settings: StoreSettings, **changes: object) -> ObjectStore:
     change = {"endpoint": f"http://127.0.0.1:{proxy.port}", "outage_seconds": 10.0, **changes}
-    return from_settings(server.settings().model_copy(update=change))
+    return from_settings(settings.model_copy(update=change))
 
 
 def test_a_create_whose_answer_is_lost_succeeds_once(
-    proxied: ObjectStore, proxy: Proxy, direct: ObjectStore
+    proxied: ObjectStore, proxy: Proxy, store: S3Store
 ) -> None:
     proxy.cut_responses(1)
 
     proxied.create("create/lost-answer", OURS)
 
     assert proxy.num_cut == 1
-    assert direct.get("create/lost-answer") == OURS
+    assert store.get("create/lost-answer") == OURS
     with pytest.raises(AlreadyExists):
         proxied.create("create/lost-answer", OURS)
 
 
 def test_a_create_whose_read_back_is_lost_too_succeeds(
-    proxied: ObjectStore, proxy: Proxy, direct: ObjectStore
+    proxied: ObjectStore, proxy: Proxy, store: S3Store
 ) -> None:
     proxy.cut_responses(3)
 
     proxied.create("create/lost-read-back", OURS)
 
     assert proxy.num_cut == 3
-    assert direct.get("create/lost-read-back") == OURS
+    assert store.get("create/lost-read-back") == OURS
 
 
 @pytest.mark.parametrize("theirs", [b"theirs", b"", OURS + b"longer"])
 def test_a_create_whose_refusal_is_lost_is_refused(
-    proxied: ObjectStore, proxy: Proxy, direct: ObjectStore, theirs: bytes
+    proxied: ObjectStore, proxy: Proxy, store: S3Store, theirs: bytes
 ) -> None:
-    direct.put("create/lost-refusal", theirs)
+    store.put("create/lost-refusal", theirs)
     proxy.cut_responses(1)
 
     with pytest.raises(AlreadyExists, match="create/lost-refusal"):
         proxied.create("create/lost-refusal", OURS)
 
     assert proxy.num_cut == 1
-    assert direct.get("create/lost-refusal") == theirs
+    assert store.get("create/lost-refusal") == theirs
 
 
 def test_a_create_that_never_arrived_is_sent_again(
-    proxied: ObjectStore, proxy: Proxy, direct: ObjectStore
+    proxied: ObjectStore, proxy: Proxy, store: S3Store
 ) -> None:
     proxy.refuse()
     healing = threading.Timer(0.5, proxy.heal)
@@ -107,7 +97,7 @@ def test_a_create_that_never_arrived_is_sent_again(
     proxied.create("create/refused", OURS)
 
     healing.join()
-    assert direct.get("create/refused") == OURS
+    assert store.get("create/refused") == OURS
 
 
 @pytest.mark.parametrize("after_bytes", [0, 100, 50_000])
@@ -141,7 +131,7 @@ def test_a_download_that_breaks_off_starts_again(
 
 @pytest.mark.parametrize("size", [4000, 4_000_000])
 def test_an_upload_whose_answer_is_lost_is_sent_again(
-    proxied: ObjectStore, proxy: Proxy, direct: ObjectStore, size: int
+    proxied: ObjectStore, proxy: Proxy, store: S3Store, size: int
 ) -> None:
     parts = [OURS, memoryview(bytes(size))]
     proxy.cut_responses(2)
@@ -149,11 +139,13 @@ def test_an_upload_whose_answer_is_lost_is_sent_again(
     proxied.upload("upload/lost-answer", parts, digest=sha256(*parts))
 
     assert proxy.num_cut == 2
-    assert direct.get("upload/lost-answer") == OURS + bytes(size)
+    assert store.get("upload/lost-answer") == OURS + bytes(size)
 
 
-def test_a_large_upload_with_a_wrong_secret_is_reported_as_such(server: SeaweedFS) -> None:
-    wrong = server.settings().model_copy(update={"secret_key": SecretStr("not-the-secret")})
+def test_a_large_upload_with_a_wrong_secret_is_reported_as_such(
+    store_settings: StoreSettings,
+) -> None:
+    wrong = store_settings.model_copy(update={"secret_key": SecretStr("not-the-secret")})
     body = bytes(20_000_000)
 
     with pytest.raises(Misconfigured, match="FEDFA_S3_SECRET_KEY"):
@@ -176,18 +168,20 @@ def test_lost_answers_to_puts_listings_and_deletes_are_asked_for_again(
     assert not proxied.exists("again/a")
 
 
-def test_a_stalled_store_is_an_outage_and_works_afterwards(server: SeaweedFS, proxy: Proxy) -> None:
-    store = through(proxy, server, read_timeout_seconds=0.3, outage_seconds=1.0)
+def test_a_stalled_store_is_an_outage_and_works_afterwards(
+    store: S3Store, store_settings: StoreSettings, proxy: Proxy
+) -> None:
+    slow = through(proxy, store_settings, read_timeout_seconds=0.3, outage_seconds=1.0)
     store.put("stalled", OURS)
     proxy.stall()
     started = time.monotonic()
 
-    with pytest.raises(StoreUnavailable, match="get 'stalled' in bucket 'fedfa' at http://127"):
-        store.get("stalled")
+    with pytest.raises(StoreUnavailable, match=f"get 'stalled' in {slow.name}"):
+        slow.get("stalled")
 
     assert time.monotonic() - started < 5
     proxy.heal()
-    assert store.get("stalled") == OURS
+    assert slow.get("stalled") == OURS
 
 
 def test_calls_go_on_after_a_crash_of_the_server_without_loss(own_server: SeaweedFS) -> None:
@@ -229,33 +223,35 @@ def test_calls_go_on_after_a_crash_of_the_server_without_loss(own_server: Seawee
             assert store.get(key) == key.encode()
 
 
-def test_a_wrong_secret_is_reported_in_one_line_without_it(server: SeaweedFS) -> None:
-    wrong = server.settings().model_copy(update={"secret_key": SecretStr("not-the-secret")})
+def test_a_wrong_secret_is_reported_in_one_line_without_it(store_settings: StoreSettings) -> None:
+    wrong = store_settings.model_copy(update={"secret_key": SecretStr("not-the-secret")})
     store = from_settings(wrong)
 
     for use in every_use(store):
         with pytest.raises(Misconfigured, match="FEDFA_S3_SECRET_KEY") as refusal:
             use()
         text = str(refusal.value)
-        assert server.endpoint in text
+        assert str(store_settings.endpoint) in text
         assert "\n" not in text
         assert "not-the-secret" not in text
     with pytest.raises(Misconfigured, match="FEDFA_S3_SECRET_KEY"):
         store.ensure_bucket()
 
 
-def test_an_unknown_access_key_is_reported(server: SeaweedFS) -> None:
-    wrong = server.settings().model_copy(update={"access_key": SecretStr("nobody")})
+def test_an_unknown_access_key_is_reported(store_settings: StoreSettings) -> None:
+    wrong = store_settings.model_copy(update={"access_key": SecretStr("nobody")})
 
     with pytest.raises(Misconfigured, match="InvalidAccessKeyId; check FEDFA_S3_ACCESS_KEY"):
         from_settings(wrong).get("a")
 
 
-def test_a_missing_bucket_is_no_missing_object(server: SeaweedFS) -> None:
-    store = from_settings(server.settings().model_copy(update={"bucket": "absent"}))
+def test_a_missing_bucket_is_no_missing_object(store_settings: StoreSettings) -> None:
+    absent = own_bucket(store_settings)
+    store = from_settings(absent)
+    missing = f"'{absent.bucket}' .*: no such bucket; create it"
 
     for use in (lambda: store.get("a"), lambda: store.exists("a")):
-        with pytest.raises(Misconfigured, match=r"'absent' .*: no such bucket; create it"):
+        with pytest.raises(Misconfigured, match=missing):
             use()
 
     store.ensure_bucket()
@@ -263,15 +259,17 @@ def test_a_missing_bucket_is_no_missing_object(server: SeaweedFS) -> None:
     assert not store.exists("a")
 
 
-def test_a_large_object_tells_of_its_progress(server: SeaweedFS) -> None:
+def test_a_large_object_tells_of_its_progress(
+    store: S3Store, store_settings: StoreSettings
+) -> None:
     # given
     told: list[None] = []
-    store = S3Store(server.settings(), on_progress=lambda: told.append(None))
+    telling = S3Store(store_settings, on_progress=lambda: told.append(None))
     body = bytes(5 << 20)
     # when
-    store.put("large", body)
+    telling.put("large", body)
     num_out = len(told)
-    store.download("large")
+    telling.download("large")
     # then
     assert num_out >= 5
     assert len(told) - num_out >= 5

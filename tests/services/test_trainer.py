@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -54,7 +53,7 @@ from fedfa.topology import (
     jobs,
 )
 from tests.proxy import Proxy
-from tests.services.driver import virtual_host
+from tests.servers import own_bucket, port_of, variables, virtual_host
 from tests.waiting import wait_for
 
 M = TypeVar("M")
@@ -276,22 +275,16 @@ class TrainerProcess:
     """A trainer in a pool of its own, so that only it gets the jobs meant for it."""
 
     def __init__(self, world: World, *, held: int, grace_seconds: float, prefetch: bool) -> None:
-        assert world.bucket.access_key
-        assert world.bucket.secret_key
         self.pool = f"pool-{secrets.token_hex(4)}"
         self.name = f"trainer-of-{self.pool}"
         self.port = free_port()
         (world.folder / "own_task.py").write_text(OWN_TASK)
         environment = {
             **os.environ,
+            **variables(world.bucket, world.broker),
             "PYTHONPATH": os.pathsep.join([*sys.path, str(world.folder)]),
-            "FEDFA_AMQP_URL": world.broker.url.get_secret_value(),
-            "FEDFA_AMQP_RECONNECT_MAX_SECONDS": "1",
             "FEDFA_S3_ENDPOINT": f"http://127.0.0.1:{world.proxy.port}",
             "FEDFA_S3_OUTAGE_SECONDS": "1",
-            "FEDFA_S3_BUCKET": world.bucket.bucket,
-            "FEDFA_S3_ACCESS_KEY": world.bucket.access_key.get_secret_value(),
-            "FEDFA_S3_SECRET_KEY": world.bucket.secret_key.get_secret_value(),
             "FEDFA_HTTP_PORT": str(self.port),
             "FEDFA_LOG_JSON": "false",
             "FEDFA_TRAINER_NAME": self.name,
@@ -344,13 +337,11 @@ def world(
     rabbit: RabbitMQ, s3: StoreSettings, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
     broker = virtual_host(rabbit).model_copy(update={"reconnect_max_seconds": 1.0})
-    bucket = s3.model_copy(update={"bucket": f"test-{secrets.token_hex(6)}"})
+    bucket = own_bucket(s3)
     store = S3Store(bucket)
     store.ensure_bucket()
     publisher, ears = Publisher(broker, name="test"), Ears(broker)
-    port = urlsplit(bucket.endpoint or "").port
-    assert port, "the tests cut the connection to an S3 server on this machine"
-    with Proxy(port) as proxy:
+    with Proxy(port_of(s3)) as proxy:
         yield World(
             broker, bucket, store, publisher, ears, proxy, tmp_path_factory.mktemp("trainer")
         )
