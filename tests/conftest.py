@@ -1,4 +1,4 @@
-"""For all tests: servers, no deadlines, and who runs what in parallel."""
+"""For all tests: servers, an empty environment, no deadlines, and who runs what in parallel."""
 
 import os
 from collections.abc import Iterator
@@ -10,13 +10,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from fedfa.local.rabbitmq import RabbitMQ
+from fedfa.local.rabbitmq import ROOT_VARIABLE, RabbitMQ
 from fedfa.settings import BrokerSettings, StoreSettings
 from tests.servers import own_bucket, s3_server, virtual_host
 
 # What takes long comes first, so that no worker is left alone with it at the end.
 ORDER = ("tests/services/", "tests/", "tests/simulation/")
 SCHEDULES = 20_000
+TEST_VARIABLES = ("FEDFA_TEST_", ROOT_VARIABLE)
+
+# The broker, the bucket and the settings of whoever runs the tests are not theirs.
+for name in [name for name in os.environ if name.startswith("FEDFA_")]:
+    if not name.startswith(TEST_VARIABLES):
+        del os.environ[name]
 
 settings.register_profile("fedfa", deadline=None)
 settings.load_profile("fedfa")
