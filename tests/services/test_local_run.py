@@ -18,6 +18,7 @@ from fedfa.local.stack import LocalStack
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.spec import parse
 from fedfa.submission import submit
+from tests.processes import running
 from tests.servers import variables
 
 TINY = """
@@ -104,22 +105,19 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, ending: signal
     spec, temporary = tmp_path / "tiny.yaml", tmp_path / "tmp"
     spec.write_text(TINY)
     temporary.mkdir()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
-    run = subprocess.Popen(
-        [sys.executable, "-m", "fedfa.cli", "local", "run", spec, "--trainers", "1"],
+    with running(
+        *("local", "run", spec, "--trainers", "1"),
         cwd=tmp_path,
-        env=os.environ | {"TMPDIR": str(temporary)},
-        stdout=subprocess.PIPE,
+        variables={"TMPDIR": str(temporary)},
         stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert run.stdout is not None
-    while "version 0" not in run.stdout.readline():  # it is followed
-        assert run.poll() is None
-    children = psutil.Process(run.pid).children(recursive=True)
-    # when
-    run.send_signal(ending)
-    said, _ = run.communicate(timeout=60)
+    ) as run:
+        assert run.stdout is not None
+        while "version 0" not in run.stdout.readline():  # it is followed
+            assert run.poll() is None
+        children = psutil.Process(run.pid).children(recursive=True)
+        # when
+        run.send_signal(ending)
+        said, _ = run.communicate(timeout=60)
     # then
     assert run.returncode == 130, said
     assert "interrupted; all processes are stopped" in said
