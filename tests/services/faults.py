@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import psutil
 
-from fedfa import manifests, submission
+from fedfa import submission
 from fedfa.broker import Publisher
 from fedfa.events import Job, Merged
 from fedfa.local.processes import ServerProcess, accepts
@@ -30,17 +30,16 @@ from fedfa.manifests import Manifest
 from fedfa.messages import AnyMessage
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings
-from fedfa.spec import parse
 from fedfa.topology import EVENTS, Route
 from tests.proxy import Proxy
-from tests.services.test_whole import check
+from tests.services import runs
+from tests.services.runs import LOOK_SECONDS
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 3.0
 CONSUMER_TIMEOUT_SECONDS = 8.0
 DISK_MIB = 640
-LOOK_SECONDS = 0.1  # between two looks at a bucket that is busy
 JOBS_SECONDS = 20  # for a trainer to say what it holds; it may be busy
 FILLER = "filler"
 TRAINERS = ("trainer-1", "trainer-2")
@@ -94,9 +93,12 @@ class World:
     def free_disk(self) -> None:
         (self.s3.folder / FILLER).unlink(missing_ok=True)
 
+    def broker_settings(self) -> BrokerSettings:
+        """Past the proxy."""
+        return BrokerSettings.model_validate({"url": self.rabbit.url})
+
     def publish(self, *letters: AnyMessage | bytes, route: Route = EVENTS) -> None:
-        settings = BrokerSettings.model_validate({"url": self.rabbit.url})
-        publisher = Publisher(settings, name="test")
+        publisher = Publisher(self.broker_settings(), name="test")
         try:
             for letter in letters:
                 publisher.publish(letter, route, timeout_seconds=30)
@@ -105,8 +107,7 @@ class World:
 
     def begin(self, name: str, **changes: object) -> str:
         """Submit a federation, as `fedfa submit` does."""
-        submitted = submission.submit(self.store, parse(SPEC | changes), name)
-        self.publish(submission.start_message(submitted))
+        runs.begin(self.store, self.broker_settings(), name, SPEC | changes)
         return name
 
     def running(self, name: str, *, merged: int = 8, **changes: object) -> str:
@@ -116,8 +117,7 @@ class World:
         return name
 
     def newest(self, name: str) -> Manifest | None:
-        committed = manifests.newest(self.store, name)
-        return committed.manifest if committed else None
+        return runs.newest(self.store, name)
 
     def number(self, name: str) -> int:
         """Of the newest manifest."""
@@ -125,8 +125,7 @@ class World:
         return manifest.n if manifest else -1
 
     def merged(self, name: str) -> int:
-        manifest = self.newest(name)
-        return manifest.state.num_merged if manifest else 0
+        return runs.num_merged(self.store, name)
 
     def goes_on(self, name: str, *, by: int = 12, seconds: float = 60.0) -> float:
         """Wait until so many more updates are merged; returns how long the first one took."""
@@ -138,18 +137,13 @@ class World:
         return first
 
     def ends(self, name: str, *, seconds: float = 60.0) -> Manifest:
-        def over() -> Manifest | None:
-            manifest = self.newest(name)
-            return manifest if manifest and manifest.state.status != "running" else None
-
-        result: Manifest = wait_for(over, seconds=seconds, every_seconds=LOOK_SECONDS)
-        return result
+        return runs.ended(self.store, name, seconds=seconds)
 
     def stops_and_verifies(self, name: str) -> list[Manifest]:
         submitted = submission.request_stop(self.store, name, "seen enough")
         self.publish(submission.start_message(submitted))
         self.ends(name)
-        log = check(self.store, name)
+        log = runs.check(self.store, name)
         self._check_journal(log)
         return log
 

@@ -15,7 +15,6 @@ import pytest
 from fedfa import failpoints, manifests
 from fedfa.broker import Publisher
 from fedfa.messages import encode
-from fedfa.settings import BrokerSettings
 from fedfa.topology import DEAD_QUEUE, EVENTS, UPDATES, jobs
 from fedfa_scheduler.bucket import delivered_update
 from tests.services.faults import (
@@ -152,7 +151,7 @@ def test_a_job_longer_than_the_acknowledgement_limit_is_trained_once(here: World
 
 def test_poison_goes_to_the_dead_letters_and_harms_nobody(here: World) -> None:
     name = here.running("poisoned")
-    publisher = Publisher(BrokerSettings.model_validate({"url": here.rabbit.url}), name="test")
+    publisher = Publisher(here.broker_settings(), name="test")
     before, _ = publisher.counts(DEAD_QUEUE.name)
     for poison in (b"", b"\xc1", b"\x81\xa6schema\x02", encode_of_another_schema()):
         for route in (UPDATES, EVENTS, jobs("default")):
