@@ -11,8 +11,9 @@ import pytest
 from hypothesis import settings
 
 from fedfa.local.rabbitmq import ROOT_VARIABLE, RabbitMQ
+from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
-from tests.servers import own_bucket, s3_server, virtual_host
+from tests.servers import own_bucket, s3_server, variables, virtual_host
 
 # What takes long comes first, so that no worker is left alone with it at the end.
 ORDER = ("tests/services/", "tests/", "tests/simulation/")
@@ -49,9 +50,26 @@ def store_settings(s3: StoreSettings) -> StoreSettings:
 
 
 @pytest.fixture(scope="module")
+def store(store_settings: StoreSettings) -> S3Store:
+    """That bucket, made."""
+    bucket = S3Store(store_settings)
+    bucket.ensure_bucket()
+    return bucket
+
+
+@pytest.fixture(scope="module")
 def broker_settings(rabbit: RabbitMQ) -> BrokerSettings:
     """The broker, with a virtual host of this module's own: no queue is shared with others."""
     return virtual_host(rabbit)
+
+
+@pytest.fixture(scope="module")
+def servers(store_settings: StoreSettings, broker_settings: BrokerSettings) -> Iterator[None]:
+    """This process, and what it starts, uses this module's broker and bucket."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables(store_settings, broker_settings).items():
+            patch.setenv(name, value)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

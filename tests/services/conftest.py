@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from tests.servers import variables
 from tests.services.faults import World, Worlds, tracebacks, world
@@ -14,13 +13,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/services/" in item.path.as_posix():
             item.add_marker("services")
-
-
-@pytest.fixture(scope="module")
-def store(store_settings: StoreSettings) -> S3Store:
-    bucket = S3Store(store_settings)
-    bucket.ensure_bucket()
-    return bucket
 
 
 @pytest.fixture

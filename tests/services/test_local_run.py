@@ -15,11 +15,11 @@ from safetensors.numpy import load_file
 from fedfa.errors import Misconfigured
 from fedfa.history import HistoryReader
 from fedfa.local.stack import LocalStack
-from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.spec import parse
 from fedfa.submission import submit
 from tests.processes import running
-from tests.servers import variables
+
+pytestmark = pytest.mark.usefixtures("servers")
 
 TINY = """
 task: {name: digits}
@@ -29,15 +29,6 @@ local: {steps: 4}
 evaluation: {every_versions: 5}
 stop: {updates: 20}
 """
-
-
-@pytest.fixture(autouse=True)
-def servers(
-    monkeypatch: pytest.MonkeyPatch, store_settings: StoreSettings, broker_settings: BrokerSettings
-) -> None:
-    """The stacks of these tests use the servers of the session."""
-    for name, value in variables(store_settings, broker_settings).items():
-        monkeypatch.setenv(name, value)
 
 
 def local_run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
