@@ -50,6 +50,7 @@ def test_nobody_there_is_told_for_broker_and_bucket_and_is_an_error(
     # given
     environment["FEDFA_AMQP_URL"] = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
     environment["FEDFA_S3_ENDPOINT"] = f"http://127.0.0.1:{free_port()}"
+    environment["FEDFA_S3_OUTAGE_SECONDS"] = "0.5"
     # when
     done = fedfa(environment, "doctor")
     # then
