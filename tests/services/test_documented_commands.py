@@ -50,7 +50,7 @@ NOT_RUN = {
     "fedfa track .* --mlflow": "needs MLflow's server; tests/unit/test_habits.py tracks to MLflow",
     "fedfa-(aggregator|scheduler|trainer)": "stays until stopped; this stack is these three",
     "rabbitmqctl (stop_app|reset|start_app|delete_queue)": "would take the broker from the stack",
-    "rabbitmqctl (add_|set_permissions)": "takes seconds; conftest.py makes its virtual hosts so",
+    "rabbitmqctl (add_|set_permissions)": "takes seconds; test_doctor.py makes its users so",
 }
 NOT_RUN_PYTHON = {
     "docs/adding-a-task.md": "examples/my_task.py, which tests/unit/test_example_task.py runs",
