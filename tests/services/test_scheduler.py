@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import sys
 import time
@@ -37,6 +38,7 @@ from fedfa.messages import (
     TrainJob,
     UpdateReady,
 )
+from fedfa.messages import encode as encode_message
 from fedfa.replica import decide
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
@@ -53,7 +55,7 @@ from fedfa.topology import (
 )
 from fedfa_scheduler.fleet import STOP_REPEAT_SECONDS
 from tests.proxy import Proxy
-from tests.servers import own_bucket, port_of, variables
+from tests.servers import port_of, variables
 from tests.unit.builders import UID, birth, put_update, submitted, update_ready, vector
 from tests.waiting import wait_for
 
@@ -63,19 +65,6 @@ TTL = 3.0
 JOBS = jobs_queue("default")
 
 
-@pytest.fixture
-def store_settings(s3: StoreSettings) -> StoreSettings:
-    """A bucket of the test's own: a scheduler would find the federations of other tests."""
-    return own_bucket(s3)
-
-
-@pytest.fixture
-def store(store_settings: StoreSettings) -> S3Store:
-    bucket = S3Store(store_settings)
-    bucket.ensure_bucket()
-    return bucket
-
-
 @dataclass
 class World:
     """The other services of one test, and the schedulers that it started."""
@@ -83,7 +72,6 @@ class World:
     store: S3Store
     environment: dict[str, str]
     folder: Path
-    broker: BrokerSettings
     publisher: Publisher
     jobs: Consumer
     others: Consumer  # of fedfa.updates, fedfa.dead and the broadcasts
@@ -199,6 +187,22 @@ class World:
                 return True
             time.sleep(0.05)
 
+    def leave_nothing(self) -> None:
+        """To the next test: no federation in the bucket, and no message on its way."""
+        for info in list(self.store.list("")):
+            self.store.delete(info.key)
+        self.jobs.resume(JOBS.name)
+        last = StartFederation(federation=f"last-{secrets.token_hex(4)}", uid=UID)
+        for queue in (JOBS, UPDATES_QUEUE, BROADCAST_QUEUE, DEAD_QUEUE):
+            self.send(last, queue.route)
+
+        def is_heard() -> bool:
+            self.listen(self.jobs)
+            self.listen(self.others)
+            return self.heard.count(last) == 3 and encode_message(last) in self.dead
+
+        wait_for(is_heard, of="the last message of each queue")
+
     def num_waiting(self) -> int:
         return self.publisher.counts(JOBS.name)[0]
 
@@ -216,9 +220,26 @@ class World:
         self.send(EvalReady(federation="fed", uid=UID, version=version))
 
 
+@pytest.fixture(scope="module")
+def clients(broker_settings: BrokerSettings) -> Iterator[tuple[Publisher, Consumer, Consumer]]:
+    """What a World speaks and hears with."""
+    publisher = Publisher(broker_settings, name="test")
+    jobs = Consumer(broker_settings, [(JOBS, 100)], name="test-jobs")
+    queues = [(UPDATES_QUEUE, 100), (BROADCAST_QUEUE, 100), (DEAD_QUEUE, 100)]
+    others = Consumer(broker_settings, queues, name="test-others")
+    wait_for(lambda: jobs.is_consuming and others.is_consuming)
+    yield publisher, jobs, others
+    for client in (jobs, others, publisher):
+        client.close()
+
+
 @pytest.fixture
 def world(
-    broker_settings: BrokerSettings, store: S3Store, store_settings: StoreSettings, tmp_path: Path
+    clients: tuple[Publisher, Consumer, Consumer],
+    broker_settings: BrokerSettings,
+    store: S3Store,
+    store_settings: StoreSettings,
+    tmp_path: Path,
 ) -> Iterator[World]:
     environment = os.environ | variables(store_settings, broker_settings)
     environment |= {
@@ -226,20 +247,11 @@ def world(
         "FEDFA_RECONCILE_INTERVAL_SECONDS": "0.3",
         "FEDFA_DISCOVER_INTERVAL_SECONDS": "1",
     }
-    publisher = Publisher(broker_settings, name="test")
-    jobs = Consumer(broker_settings, [(JOBS, 100)], name="test-jobs")
-    queues = [(UPDATES_QUEUE, 100), (BROADCAST_QUEUE, 100), (DEAD_QUEUE, 100)]
-    others = Consumer(broker_settings, queues, name="test-others")
-    wait_for(lambda: jobs.is_consuming and others.is_consuming)
-    world = World(store, environment, tmp_path, broker_settings, publisher, jobs, others)
+    world = World(store, environment, tmp_path, *clients)
     yield world
     for process in world.schedulers:
         process.stop()
-    jobs.resume(JOBS.name)
-    wait_for(lambda: world.listen(jobs) or world.num_waiting() == 0)
-    wait_for(lambda: world.listen(others) or publisher.counts(UPDATES_QUEUE.name)[0] == 0)
-    for client in (jobs, others, publisher):
-        client.close()
+    world.leave_nothing()
     for process in world.schedulers:
         assert "Traceback" not in process.log.read_text()
 
