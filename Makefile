@@ -109,9 +109,9 @@ docs: $(VENV)/.installed  ## build the documentation into site/, strictly; it ne
 docs-serve: $(VENV)/.installed  ## serve it while you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --watch shared --watch services
 
-format: $(VENV)/.installed
+format: $(VENV)/.installed  ## format the code, and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:
+clean:  ## remove what the other targets made here
 	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -46,7 +46,7 @@ revision=$(git rev-parse HEAD 2> /dev/null || echo unknown)
 for service in aggregator scheduler trainer cli; do
     file=services/$service/Dockerfile
     [ "$service" != cli ] || file=shared/Dockerfile
-    # shellcheck disable=SC2086 # BUILD_FLAGS is several words
+    # unquoted: BUILD_FLAGS is several words
     nice -n "${NICE:-10}" buildah build --isolation chroot --network host --quiet \
         --build-arg BASE="$base" --build-arg TORCH="${TORCH:-cpu}" \
         --build-arg VERSION="$version" --build-arg REVISION="$revision" \

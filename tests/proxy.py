@@ -2,11 +2,13 @@
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 CHUNK_BYTES = 65_536
+REMEMBERED = 10_000
 METHODS = (b"GET ", b"PUT ", b"HEAD ", b"DELETE ", b"POST ")
 # What an AMQP client sends: its name, after a length of four bytes; and its first request.
 NAME = b"connection_nameS"
@@ -42,6 +44,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._cuts: list[int] = []
         self._cut_only = b""
+        self._requests: deque[bytes] = deque(maxlen=REMEMBERED)  # first lines
         self._overload: bytes | None = None
         self._is_refusing = False
         self._cut_off: bytes | None = None
@@ -70,6 +73,11 @@ class Proxy:
         with self._lock:
             self._cuts = [after_bytes] * count
             self._cut_only = only
+
+    def num_requests(self, start: bytes) -> int:
+        """How many HTTP requests have a first line that begins so, of the latest ones."""
+        with self._lock:
+            return sum(line.startswith(start) for line in self._requests)
 
     def overload(self, status: str = "503 Slow Down") -> None:
         """Let requests through, and answer each with this status, whatever became of it."""
@@ -132,6 +140,8 @@ class Proxy:
             while data := client.recv(CHUNK_BYTES):
                 if data.startswith(METHODS):
                     conversation.request = data.partition(b"\r\n")[0]
+                    with self._lock:
+                        self._requests.append(conversation.request)
                 if NAME in data:
                     text = data.partition(NAME)[2]
                     conversation.name = text[4 : 4 + int.from_bytes(text[:4])]

@@ -7,6 +7,7 @@ from playwright.sync_api import Page, expect
 
 from fedfa import manifests
 from fedfa.local.stack import LocalStack
+from fedfa.s3 import S3Store
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 expect.set_options(timeout=120_000)
@@ -24,7 +25,9 @@ stop:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def stack(
+    servers: None, store: S3Store, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("stack")
     with LocalStack(folder, trainers=1, jobs_per_trainer=4) as stack:
         yield stack
@@ -41,7 +44,7 @@ def start(page: Page, name: str, spec: str) -> None:
 
 
 def test_a_federation_is_started_watched_to_its_target_and_another_is_stopped(
-    page: Page, stack: LocalStack
+    page: Page, stack: LocalStack, store: S3Store
 ) -> None:
     # given the page as `fedfa local run --open` opens it
     page.goto(stack.dashboard_url())
@@ -71,7 +74,7 @@ def test_a_federation_is_started_watched_to_its_target_and_another_is_stopped(
     # then
     expect(page.locator(".head .pill")).to_have_text("stopped")
     expect(page.locator("div.why")).to_have_text("seen <b>enough</b>")
-    newest = manifests.newest(stack.store(), "to-be-stopped")
+    newest = manifests.newest(store, "to-be-stopped")
     assert newest is not None
     assert newest.manifest.state.reason == "seen <b>enough</b>"
     # and the list knows both

@@ -1,29 +1,30 @@
 """The stores that every contract test runs against."""
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fedfa.local.seaweedfs import SeaweedFS
-from fedfa.store import DirectoryStore, ObjectStore, from_settings
+from fedfa.s3 import S3Store
+from fedfa.settings import StoreSettings
+from fedfa.store import DirectoryStore, ObjectStore
+from tests.servers import own_bucket
 
 
 @pytest.fixture(scope="session")
-def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
-    server = SeaweedFS(tmp_path_factory.mktemp("seaweedfs"))
-    server.start()
-    yield server
-    server.stop()
+def bucket(s3: StoreSettings) -> S3Store:
+    """One for all tests: to make a client takes long."""
+    bucket = S3Store(own_bucket(s3))
+    bucket.ensure_bucket()
+    return bucket
 
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.services)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "folder":
         return DirectoryStore(tmp_path / "store")
-    server: SeaweedFS = request.getfixturevalue("seaweedfs")
-    return from_settings(server.settings())
+    bucket: S3Store = request.getfixturevalue("bucket")
+    return bucket
 
 
 @pytest.fixture

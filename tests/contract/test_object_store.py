@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,6 +18,7 @@ from fedfa.errors import AlreadyExists, InvalidInput, Misconfigured, NotFound, T
 from fedfa.memory import Bytes
 from fedfa.settings import StoreSettings
 from fedfa.store import DirectoryStore, ObjectStore, from_settings
+from tests.http_server import Handler, serving
 
 ALL_BYTES = bytes(range(256)) * 5000  # 1.28 MB, so that it spans many reads
 
@@ -283,36 +283,26 @@ def test_the_probe_passes_the_same_server_without_a_fault() -> None:
 def brittle_s3(fault: str) -> Iterator[ObjectStore]:
     """The real S3Store on a tiny S3 server with one fault in its conditional put."""
 
-    class Handler(BrittleS3Handler):
+    class Faulty(BrittleS3Handler):
         objects: ClassVar[dict[str, bytes]] = {}
         lock = threading.Lock()
 
-    Handler.fault = fault
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
-        serving.start()
+    Faulty.fault = fault
+    with serving(Faulty) as endpoint:
         secret = SecretStr("secret")
         settings = StoreSettings(
-            endpoint=f"http://127.0.0.1:{server.server_port}",
-            access_key=secret,
-            secret_key=secret,
-            outage_seconds=1,
+            endpoint=endpoint, access_key=secret, secret_key=secret, outage_seconds=1
         )
-        try:
-            yield from_settings(settings)
-        finally:
-            server.shutdown()
-            serving.join()
+        yield from_settings(settings)
 
 
-class BrittleS3Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # boto waits for this version's 100 Continue
+class BrittleS3Handler(Handler):
     fault: ClassVar[str]
     objects: ClassVar[dict[str, bytes]]
     lock: ClassVar[threading.Lock]
 
     def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.read()
         is_conditional = self.headers["If-None-Match"] == "*"
         if self.fault == "checks without a lock":
             exists = self.path in self.objects
@@ -325,16 +315,13 @@ class BrittleS3Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = self.objects.get(self.path)
         if body is None:
-            self._answer(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>")
+            self.answer(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>")
         else:
-            self._answer(200, body)
+            self.answer(200, body)
 
     def do_DELETE(self) -> None:
         self.objects.pop(self.path, None)
-        self._answer(204)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(204)
 
     def _is_refused(self, body: bytes) -> bool:
         if self.fault == "ignores the condition":
@@ -346,10 +333,4 @@ class BrittleS3Handler(BaseHTTPRequestHandler):
     def _store(self, body: bytes, *, refuse: bool) -> None:
         if not refuse or self.fault == "stores what it refuses":
             self.objects[self.path] = body
-        self._answer(412 if refuse else 200)
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer(412 if refuse else 200)

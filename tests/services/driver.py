@@ -1,66 +1,45 @@
 """Plays scheduler and trainers towards a real aggregator, with real files and real messages."""
 
 import os
-import secrets
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr
-
 from fedfa import keys, ledger, manifests
 from fedfa.broker import Consumer, Publisher
 from fedfa.canonical import sha256
 from fedfa.federation import State
 from fedfa.local.processes import ServerProcess
-from fedfa.local.rabbitmq import RabbitMQ
 from fedfa.messages import InitReady, ModelReady, UpdateReady
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.tensor_files import encode
 from fedfa.topology import BROADCAST_QUEUE, DEAD_QUEUE, UPDATES
-from tests.unit.builders import ATTEMPT, UID, birth, submitted, vector
+from tests.servers import variables
+from tests.unit.builders import (
+    ATTEMPT,
+    UID,
+    birth,
+    put_update,
+    submitted,
+    update_ready,
+    vector,
+)
+from tests.waiting import wait_for
 
 
 def start_aggregator(
     broker: BrokerSettings, store: StoreSettings, log: Path, name: str = "aggregator"
 ) -> ServerProcess:
-    assert store.endpoint
-    assert store.access_key
-    assert store.secret_key
-    environment = {
-        **os.environ,
-        "FEDFA_AMQP_URL": broker.url.get_secret_value(),
-        "FEDFA_S3_ENDPOINT": store.endpoint,
-        "FEDFA_S3_BUCKET": store.bucket,
-        "FEDFA_S3_ACCESS_KEY": store.access_key.get_secret_value(),
-        "FEDFA_S3_SECRET_KEY": store.secret_key.get_secret_value(),
-    }
-    command = [sys.executable, "-m", "fedfa_aggregator"]
-    return ServerProcess(name, command, log=log / f"{name}.log", env=environment)
-
-
-def virtual_host(rabbit: RabbitMQ) -> BrokerSettings:
-    """A new one; it ends with its node."""
-    name = f"test-{secrets.token_hex(6)}"
-    rabbit.ctl("add_vhost", name)
-    rabbit.ctl("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
-    return BrokerSettings(url=SecretStr(f"{rabbit.url}{name}"))
-
-
-def wait_for(
-    condition: Callable[[], Any], *, seconds: float = 20.0, every_seconds: float = 0.02
-) -> Any:
-    """The first true value of a condition."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(every_seconds)
-    return value
+    return ServerProcess(
+        name,
+        [sys.executable, "-m", "fedfa_aggregator"],
+        log=log / f"{name}.log",
+        env=os.environ | variables(store, broker),
+    )
 
 
 @dataclass
@@ -116,28 +95,17 @@ class Driver:
     ) -> UpdateReady:
         """Write a job's update file; returns the message that announces it (not sent)."""
         state = self.state()
-        where = state.slots[slot]
-        facts: dict[str, Any] = {
+        where: dict[str, Any] = {
             "federation": self.name,
-            "uid": UID,
             "slot": slot,
-            "generation": where.generation,
-            "attempt": ATTEMPT,
-            "client": where.client,
+            "generation": state.slots[slot].generation,
+            "client": state.slots[slot].client,
             "base_version": state.version,
-            "num_examples": 10,
-            "num_steps": 5,
-            "loss": 1.0,
-            "trainer": "driver",
-            "started_at": 1.0,
-            "train_seconds": 1.0,
-            "delay_seconds": 0.0,
-        } | changes
-        metadata = {"schema": 1, "kind": "UpdateReady"} | facts
+        }
+        ready = update_ready(**(where | changes))
+        metadata = ready.metadata()
         body = body_of(metadata) if body_of else encode(vector(seed, scale=0.1), metadata)
-        key = keys.update(self.name, slot, facts["generation"], ATTEMPT, sha256(body))
-        self.store.put(key, body)
-        return UpdateReady(**facts, key=key, digest=sha256(body))
+        return put_update(self.store, ready, body)
 
     def hear(self, predicate: Callable[[ModelReady], bool]) -> ModelReady:
         def listen() -> ModelReady | None:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import psutil
 
-from fedfa import manifests, submission
+from fedfa import submission
 from fedfa.broker import Publisher
 from fedfa.events import Job, Merged, Rejected
 from fedfa.local.processes import ServerProcess, accepts
@@ -30,17 +30,17 @@ from fedfa.log import Manifest
 from fedfa.messages import AnyMessage
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings
-from fedfa.spec import parse
 from fedfa.topology import EVENTS, Route
 from tests.proxy import Proxy
-from tests.services.driver import wait_for
-from tests.services.test_whole import check
+from tests.services import runs
+from tests.services.runs import LOOK_SECONDS
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 3.0
 CONSUMER_TIMEOUT_SECONDS = 8.0
 DISK_MIB = 640
-LOOK_SECONDS = 0.1  # between two looks at a bucket that is busy
+JOBS_SECONDS = 20  # for a trainer to say what it holds; it may be busy
 FILLER = "filler"
 TRAINERS = ("trainer-1", "trainer-2")
 LONG_DELAY = {"distribution": "pareto", "shape": 100, "unit_seconds": 13.0}  # 13 to 14 seconds
@@ -93,9 +93,12 @@ class World:
     def free_disk(self) -> None:
         (self.s3.folder / FILLER).unlink(missing_ok=True)
 
+    def broker_settings(self) -> BrokerSettings:
+        """Past the proxy."""
+        return BrokerSettings.model_validate({"url": self.rabbit.url})
+
     def publish(self, *letters: AnyMessage | bytes, route: Route = EVENTS) -> None:
-        settings = BrokerSettings.model_validate({"url": self.rabbit.url})
-        publisher = Publisher(settings, name="test")
+        publisher = Publisher(self.broker_settings(), name="test")
         try:
             for letter in letters:
                 publisher.publish(letter, route, timeout_seconds=30)
@@ -104,8 +107,7 @@ class World:
 
     def begin(self, name: str, **changes: object) -> str:
         """Submit a federation, as `fedfa submit` does."""
-        submitted = submission.submit(self.store, parse(SPEC | changes), name)
-        self.publish(submission.start_message(submitted))
+        runs.begin(self.store, self.broker_settings(), name, SPEC | changes)
         return name
 
     def running(self, name: str, *, merged: int = 8, **changes: object) -> str:
@@ -115,8 +117,7 @@ class World:
         return name
 
     def newest(self, name: str) -> Manifest | None:
-        committed = manifests.newest(self.store, name)
-        return committed.manifest if committed else None
+        return runs.newest(self.store, name)
 
     def number(self, name: str) -> int:
         """Of the newest manifest."""
@@ -124,8 +125,7 @@ class World:
         return manifest.n if manifest else -1
 
     def merged(self, name: str) -> int:
-        manifest = self.newest(name)
-        return manifest.state.num_merged if manifest else 0
+        return runs.num_merged(self.store, name)
 
     def goes_on(self, name: str, *, by: int = 12, seconds: float = 60.0) -> float:
         """Wait until so many more updates are merged; returns how long the first one took."""
@@ -137,18 +137,13 @@ class World:
         return first
 
     def ends(self, name: str, *, seconds: float = 60.0) -> Manifest:
-        def over() -> Manifest | None:
-            manifest = self.newest(name)
-            return manifest if manifest and manifest.state.status != "running" else None
-
-        result: Manifest = wait_for(over, seconds=seconds, every_seconds=LOOK_SECONDS)
-        return result
+        return runs.ended(self.store, name, seconds=seconds)
 
     def stops_and_verifies(self, name: str) -> list[Manifest]:
         submitted = submission.request_stop(self.store, name, "seen enough")
         self.publish(submission.start_message(submitted))
         self.ends(name)
-        log = check(self.store, name)
+        log = runs.check(self.store, name)
         self._check_journal(log)
         return log
 
@@ -202,10 +197,27 @@ class World:
     def log_size(self, name: str) -> int:
         return self.process(name).log.stat().st_size
 
+    @contextmanager
+    def until_told(self, line: str, *names: str) -> Iterator[None]:
+        """Wait, after the block, until each of these processes has logged it."""
+        starts = {name: self.log_size(name) for name in names}
+        yield
+        wait_for(
+            lambda: all(line in self.log(name, start=starts[name]) for name in names),
+            of=f"{line!r} of {names}",
+        )
+
+    def stands_still(self, name: str) -> None:
+        """Nothing is merged for the time of a lease, once what was on its way had as long."""
+        time.sleep(LEASE_SECONDS)
+        merged = self.merged(name)
+        time.sleep(LEASE_SECONDS)
+        assert self.merged(name) == merged
+
     def jobs(self, trainer: str) -> list[dict[str, Any]]:
         """What a trainer holds."""
         url = f"http://127.0.0.1:{self.stack.http_ports[trainer]}/jobs"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=JOBS_SECONDS) as answer:
             held: list[dict[str, Any]] = json.load(answer)
         return held
 

@@ -1,6 +1,8 @@
 """The aggregator process on a real broker and a real bucket: every message has one fate."""
 
+import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from fedfa import manifests
 from fedfa.events import Merged, Rejected
+from fedfa.local.processes import ServerProcess
 from fedfa.messages import AbandonJob, MarkPool, RollCall, StopFederation
 from fedfa.replay import verify
 from fedfa.s3 import S3Store
@@ -16,27 +19,33 @@ from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.tensor_files import encode
 from fedfa.tensors import FlatModel, Template, Tensor
 from fedfa.topology import UPDATES
-from tests.services.driver import Driver, driving, start_aggregator, wait_for
+from tests.services.driver import Driver, driving, start_aggregator
 from tests.unit.builders import ATTEMPT, TEMPLATE, UID, vector
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
-def session(
+def aggregator(
     broker_settings: BrokerSettings,
-    store: S3Store,
     store_settings: StoreSettings,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Driver]:
-    """One aggregator for all tests of this module, each with a federation of its own."""
+) -> Iterator[ServerProcess]:
+    """One for all tests of this module, each with a federation of its own."""
     process = start_aggregator(broker_settings, store_settings, tmp_path_factory.mktemp("logs"))
-    with driving(broker_settings, store) as driver:
-        yield driver
+    yield process
     process.stop()
     assert "Traceback" not in process.log.read_text()
 
 
+@pytest.fixture(scope="module")
+def session(broker_settings: BrokerSettings, store: S3Store) -> Iterator[Driver]:
+    with driving(broker_settings, store) as driver:
+        yield driver
+
+
 @pytest.fixture
-def driver(session: Driver) -> Driver:
+def driver(session: Driver, aggregator: ServerProcess) -> Driver:
+    assert aggregator.is_running, aggregator.log_tail()
     session.begin(f"test-{secrets.token_hex(4)}")
     return session
 
@@ -223,15 +232,20 @@ def test_an_update_of_a_deleted_and_resubmitted_federation_is_late(driver: Drive
 
 
 def test_a_backlog_shares_commits_and_ends_a_batch_where_evaluation_is_due(
-    driver: Driver,
+    driver: Driver, aggregator: ServerProcess
 ) -> None:
     driver.bear(
         concurrency=8, rule={"name": "fedfa-delta", "window": 1}, evaluation={"every_versions": 5}
     )
     backlog = [driver.finish_job(slot, slot=slot, base_version=0) for slot in range(8)]
-    for message in backlog:
-        driver.send(message)
+    os.kill(aggregator.pid, signal.SIGSTOP)
+    try:
+        for message in backlog:
+            driver.send(message)
+    finally:
+        os.kill(aggregator.pid, signal.SIGCONT)
     wait_for(lambda: driver.state().num_merged == 8)
     versions = [entry.manifest.state.version for entry in verify(driver.store, driver.name)]
     assert 5 in versions
     assert versions[-1] == 8
+    assert len(versions) < 1 + 8  # the birth, and a commit for each

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fedfa import manifests
 from fedfa.replay import verify
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
-from tests.services.driver import Driver, driving, start_aggregator, wait_for
+from tests.services.driver import Driver, driving, start_aggregator
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -52,7 +54,9 @@ def test_two_aggregators_write_one_history(
             driver.send(driver.finish_job(seed, slot=seed % 3))
             wait_for(lambda n=seed: driver.state().num_merged == n)
             if seed == 5:
-                active = max(both, key=lambda process: process.log.stat().st_size)
+                newest = manifests.newest(driver.store, driver.name)
+                assert newest is not None
+                [active] = [each for each in both if f"-{each.pid}-" in newest.manifest.writer]
                 active.kill()
     finally:
         for process in both:

@@ -15,30 +15,14 @@ from fedfa.broker import Consumer, Delivery, Publisher, opened, trial
 from fedfa.errors import BrokerUnavailable
 from fedfa.local.processes import ServerProcess, accepts, free_port
 from fedfa.local.rabbitmq import RabbitMQ
-from fedfa.messages import AnyMessage, InitModel, RollCall, UpdateReady
+from fedfa.messages import AnyMessage, InitModel, RollCall
 from fedfa.settings import BrokerSettings
 from fedfa.topology import DEAD, DEAD_QUEUE, REASON_HEADER, UPDATES, UPDATES_QUEUE, Queue
 from tests.services.commands import fedfa
-from tests.services.driver import wait_for
-from tests.unit.builders import ATTEMPT, UID
+from tests.unit.builders import ATTEMPT, UID, update_ready
+from tests.waiting import wait_for
 
-UPDATE = UpdateReady(
-    federation="fed",
-    uid=UID,
-    slot=0,
-    generation=1,
-    attempt=ATTEMPT,
-    key=f"fed/updates/0-1/{ATTEMPT}-0123456789abcdef.safetensors",
-    client="a",
-    base_version=0,
-    num_examples=10,
-    num_steps=5,
-    loss=0.5,
-    trainer="trainer",
-    started_at=1.0,
-    train_seconds=1.0,
-    delay_seconds=0.0,
-)
+UPDATE = update_ready()
 INIT = InitModel(federation="fed", uid=UID, attempt=ATTEMPT, lease_ttl_seconds=5)
 GARBAGE = b"\xff\x00garbage"
 

@@ -30,8 +30,8 @@ from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.topology import DEAD, REASON_HEADER
 from tests import documented, tiny
 from tests.documented import ROOT, Command
-from tests.services.conftest import variables
-from tests.services.test_dlq import UPDATE
+from tests.servers import variables
+from tests.unit.builders import update_ready
 from tests.unit.test_documented_commands import FOREIGN
 
 COMMANDS = list(documented.commands())
@@ -50,7 +50,7 @@ NOT_RUN = {
     "fedfa track .* --mlflow": "needs MLflow's server; tests/unit/test_habits.py tracks to MLflow",
     "fedfa-(aggregator|scheduler|trainer)": "stays until stopped; this stack is these three",
     "rabbitmqctl (stop_app|reset|start_app|delete_queue)": "would take the broker from the stack",
-    "rabbitmqctl (add_|set_permissions)": "takes seconds; conftest.py makes its virtual hosts so",
+    "rabbitmqctl (add_|set_permissions)": "takes seconds; test_doctor.py makes its users so",
 }
 NOT_RUN_PYTHON = {
     "docs/adding-a-task.md": "examples/my_task.py, which tests/unit/test_example_task.py runs",
@@ -211,7 +211,7 @@ def letters(broker_settings: BrokerSettings) -> Iterator[None]:
     """Dead letters to list, show, replay and drop."""
     publisher = Publisher(broker_settings, name="test")
     for _ in range(3):
-        publisher.publish(UPDATE, DEAD, headers={REASON_HEADER: "for a test"})
+        publisher.publish(update_ready(), DEAD, headers={REASON_HEADER: "for a test"})
     yield
     publisher.close()
 

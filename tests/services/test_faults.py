@@ -14,11 +14,9 @@ import pytest
 
 from fedfa import failpoints, manifests
 from fedfa.broker import Publisher
-from fedfa.messages import UpdateReady, encode
-from fedfa.settings import BrokerSettings
+from fedfa.messages import encode
 from fedfa.topology import DEAD_QUEUE, EVENTS, UPDATES, jobs
 from fedfa_scheduler.bucket import delivered_update
-from tests.services.driver import wait_for
 from tests.services.faults import (
     CONSUMER_TIMEOUT_SECONDS,
     LEASE_SECONDS,
@@ -27,6 +25,8 @@ from tests.services.faults import (
     WIPE,
     World,
 )
+from tests.unit.builders import update_ready
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.faults,
@@ -91,8 +91,9 @@ def test_queues_deleted_under_their_consumers_come_back(here: World) -> None:
 def test_a_broker_out_of_reach_for_longer_than_a_lease_expires_none(here: World) -> None:
     name = here.running("cut-off", delay={"distribution": "uniform", "unit_seconds": 4.0})
     start = here.log_size("scheduler")
-    here.amqp.refuse()
-    time.sleep(2 * LEASE_SECONDS)
+    with here.until_told("no broker connection", "aggregator", "scheduler", *TRAINERS):
+        here.amqp.refuse()
+    here.stands_still(name)
     here.amqp.heal()
     here.goes_on(name)
     here.stops_and_verifies(name)
@@ -113,8 +114,9 @@ def logged_at(line: str) -> datetime:
 
 def test_a_broker_short_of_memory_only_delays(here: World) -> None:
     name = here.running("memory-alarm")
-    here.rabbit.ctl("set_vm_memory_high_watermark", "0.00001")
-    time.sleep(2 * LEASE_SECONDS)
+    with here.until_told("no heartbeat", *TRAINERS):
+        here.rabbit.ctl("set_vm_memory_high_watermark", "0.00001")
+    time.sleep(LEASE_SECONDS)  # not all stands still: the first message of a connection passes
     here.rabbit.ctl("set_vm_memory_high_watermark", "0.4")
     here.goes_on(name)
     here.stops_and_verifies(name)
@@ -149,7 +151,7 @@ def test_a_job_longer_than_the_acknowledgement_limit_is_trained_once(here: World
 
 def test_poison_goes_to_the_dead_letters_and_harms_nobody(here: World) -> None:
     name = here.running("poisoned")
-    publisher = Publisher(BrokerSettings.model_validate({"url": here.rabbit.url}), name="test")
+    publisher = Publisher(here.broker_settings(), name="test")
     before, _ = publisher.counts(DEAD_QUEUE.name)
     for poison in (b"", b"\xc1", b"\x81\xa6schema\x02", encode_of_another_schema()):
         for route in (UPDATES, EVENTS, jobs("default")):
@@ -161,23 +163,7 @@ def test_poison_goes_to_the_dead_letters_and_harms_nobody(here: World) -> None:
 
 
 def encode_of_another_schema() -> bytes:
-    update = UpdateReady(
-        federation="poisoned",
-        uid="0" * 32,
-        slot=0,
-        generation=0,
-        attempt="0000000000000-00000000-000000",
-        key="-",
-        client="-",
-        base_version=0,
-        num_examples=1,
-        num_steps=1,
-        loss=0.0,
-        trainer="-",
-        started_at=0.0,
-        train_seconds=0.0,
-        delay_seconds=0.0,
-    )
+    update = update_ready(federation="poisoned")
     return encode(update).replace(b"schema\x01", b"schema\x02")
 
 
@@ -206,8 +192,9 @@ def test_updates_announced_again_late_and_out_of_order_are_merged_once(here: Wor
 @pytest.mark.parametrize("fault", ["overload", "stall", "refuse"])
 def test_a_bucket_that_gives_no_answer_only_delays(here: World, fault: str) -> None:
     name = here.running(f"s3-{fault}")
-    getattr(here.http, fault)()
-    time.sleep(2 * LEASE_SECONDS)
+    with here.until_told(WAITS, *TRAINERS):
+        getattr(here.http, fault)()
+    here.stands_still(name)
     here.http.heal()
     here.goes_on(name)
     here.stops_and_verifies(name)
@@ -226,12 +213,8 @@ def test_a_commit_whose_answer_is_lost_is_committed_once(here: World) -> None:
 def test_a_full_disk_only_delays(here: World) -> None:
     here.must_have_small_disk()
     name = here.running("disk-full")
-    starts = {trainer: here.log_size(trainer) for trainer in TRAINERS}
-    here.fill_disk()
-    wait_for(
-        lambda: all(WAITS in here.log(trainer, start=starts[trainer]) for trainer in TRAINERS),
-        seconds=60,
-    )
+    with here.until_told(WAITS, *TRAINERS):
+        here.fill_disk()
     here.free_disk()
     here.goes_on(name, seconds=180)  # the server looks for space now and then only
     here.stops_and_verifies(name)

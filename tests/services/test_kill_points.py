@@ -16,8 +16,8 @@ from fedfa import failpoints, keys
 from fedfa.broker import Publisher
 from fedfa.settings import BrokerSettings
 from fedfa.topology import DEAD_QUEUE, EVENTS, UPDATES, jobs
-from tests.services.driver import wait_for
 from tests.services.faults import TRAINERS, World
+from tests.waiting import wait_for
 
 ROUNDS = int(os.environ.get("FEDFA_TEST_KILL_ROUNDS", "1"))
 AT_BIRTH = ("aggregator.birth_read", "trainer.initial")

@@ -15,9 +15,11 @@ from safetensors.numpy import load_file
 from fedfa.errors import Misconfigured
 from fedfa.history import HistoryReader
 from fedfa.local.stack import LocalStack
-from fedfa.settings import BrokerSettings, StoreSettings
 from fedfa.spec import parse
 from fedfa.submission import submit
+from tests.processes import running
+
+pytestmark = pytest.mark.usefixtures("servers")
 
 TINY = """
 task: {name: digits}
@@ -27,21 +29,6 @@ local: {steps: 4}
 evaluation: {every_versions: 5}
 stop: {updates: 20}
 """
-
-
-@pytest.fixture(autouse=True)
-def servers(
-    monkeypatch: pytest.MonkeyPatch, store_settings: StoreSettings, broker_settings: BrokerSettings
-) -> None:
-    """The stacks of these tests use the servers of the session."""
-    assert store_settings.endpoint is not None
-    assert store_settings.access_key is not None
-    assert store_settings.secret_key is not None
-    monkeypatch.setenv("FEDFA_AMQP_URL", broker_settings.url.get_secret_value())
-    monkeypatch.setenv("FEDFA_S3_ENDPOINT", store_settings.endpoint)
-    monkeypatch.setenv("FEDFA_S3_BUCKET", store_settings.bucket)
-    monkeypatch.setenv("FEDFA_S3_ACCESS_KEY", store_settings.access_key.get_secret_value())
-    monkeypatch.setenv("FEDFA_S3_SECRET_KEY", store_settings.secret_key.get_secret_value())
 
 
 def local_run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -109,22 +96,19 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, ending: signal
     spec, temporary = tmp_path / "tiny.yaml", tmp_path / "tmp"
     spec.write_text(TINY)
     temporary.mkdir()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
-    run = subprocess.Popen(
-        [sys.executable, "-m", "fedfa.cli", "local", "run", spec, "--trainers", "1"],
+    with running(
+        *("local", "run", spec, "--trainers", "1"),
         cwd=tmp_path,
-        env=os.environ | {"TMPDIR": str(temporary)},
-        stdout=subprocess.PIPE,
+        variables={"TMPDIR": str(temporary)},
         stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert run.stdout is not None
-    while "version 0" not in run.stdout.readline():  # it is followed
-        assert run.poll() is None
-    children = psutil.Process(run.pid).children(recursive=True)
-    # when
-    run.send_signal(ending)
-    said, _ = run.communicate(timeout=60)
+    ) as run:
+        assert run.stdout is not None
+        while "version 0" not in run.stdout.readline():  # it is followed
+            assert run.poll() is None
+        children = psutil.Process(run.pid).children(recursive=True)
+        # when
+        run.send_signal(ending)
+        said, _ = run.communicate(timeout=60)
     # then
     assert run.returncode == 130, said
     assert "interrupted; all processes are stopped" in said

@@ -25,6 +25,7 @@ from fedfa.topology import Queue, Route
 # rabbitmqctl takes seconds, a dozen times, and more on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 SCRIPT = Path(__file__).parents[2] / "k8s" / "rabbitmq-users.sh"
+POOLS = ("north", "south", "islands")
 START = StartFederation(federation="digits", uid="0" * 32)
 
 Users = dict[str, BrokerSettings]
@@ -33,7 +34,7 @@ Users = dict[str, BrokerSettings]
 @pytest.fixture(scope="module")
 def users(
     rabbit: RabbitMQ, broker_settings: BrokerSettings, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Users]:
+) -> Users:
     """Component -> its settings, as the script made the user."""
     ctl = tmp_path_factory.mktemp("ctl") / "rabbitmqctl"
     rabbit.write_ctl(ctl)
@@ -49,7 +50,7 @@ def users(
     made = dict(line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
     # A password that begins with "-" is an option to rabbitmqctl.
     assert all(re.fullmatch("[0-9a-f]{48}", password) for password in made.values())
-    yield {
+    return {
         name.removeprefix(f"{vhost}-"): BrokerSettings(
             url=SecretStr(f"amqp://127.0.0.1:{rabbit.port}/{vhost}"),
             username=SecretStr(name),
@@ -59,8 +60,6 @@ def users(
         )
         for name, password in made.items()
     }
-    for name in made:
-        rabbit.ctl("delete_user", name)
 
 
 @contextmanager
@@ -92,7 +91,18 @@ def queues(pools: tuple[str, ...]) -> list[tuple[Queue, int]]:
     return [*((topology.jobs_queue(pool), 1) for pool in pools), (topology.BROADCAST_QUEUE, 1)]
 
 
+def empty(settings: BrokerSettings) -> None:
+    """Delete whatever a service or another test declared."""
+    jobs = [topology.jobs_queue(pool) for pool in POOLS]
+    with channel(settings) as made:
+        for queue in (topology.UPDATES_QUEUE, topology.EVENTS_QUEUE, topology.DEAD_QUEUE, *jobs):
+            made.queue_delete(queue.name)
+            made.exchange_delete(queue.route.exchange)
+        made.exchange_delete(topology.BROADCAST.exchange)
+
+
 def test_each_component_can_do_its_work_from_an_empty_broker(users: Users) -> None:
+    empty(users["cli"])
     # A trainer that comes first waits for the scheduler, which declares its queue.
     early = Publisher(users["trainer-north"], name="early")
     with pytest.raises(BrokerUnavailable):
@@ -100,7 +110,7 @@ def test_each_component_can_do_its_work_from_an_empty_broker(users: Users) -> No
     consume_once(users["scheduler"], [(topology.EVENTS_QUEUE, 1), (topology.BROADCAST_QUEUE, 1)])
     consume_once(users["aggregator"], [(topology.UPDATES_QUEUE, 1)])
     scheduler = Publisher(users["scheduler"], name="scheduler")
-    for pool in ("north", "south", "islands"):
+    for pool in POOLS:
         scheduler.publish(START, topology.jobs(pool), timeout_seconds=20)
     for route in (topology.UPDATES, topology.DEAD, topology.BROADCAST):
         scheduler.publish(START, route, timeout_seconds=20)

@@ -1,6 +1,5 @@
 """The bucket policies of each component, at a real S3 server: enough for its work, and no more."""
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -134,7 +133,6 @@ NEXT = "manifests/00000000000000000002.json"
         ("cli", "create", "stop.json", True),
         ("cli", "put", NEXT, False),
         ("cli", "delete", "spec.json", False),
-        # the last: they are gone then
         ("aggregator", "delete", UPDATE, True),
         ("aggregator", "delete", MODEL, True),
     ],
@@ -142,6 +140,8 @@ NEXT = "manifests/00000000000000000002.json"
 def test_a_component_may_do_its_work_and_nothing_else(
     stores: Stores, component: str, verb: str, key: str, allowed: bool
 ) -> None:
+    if f"f/{key}" in SEEDED:  # another test may have deleted it
+        stores["admin"].put(f"f/{key}", b"seed")
     assert may(stores[component], verb, f"f/{key}") is allowed
 
 
@@ -149,10 +149,3 @@ def test_a_component_may_do_its_work_and_nothing_else(
 def test_who_tries_the_conditional_create_may_clean_up(stores: Stores, component: str) -> None:
     for verb in ("create", "get", "delete"):
         assert may(stores[component], verb, f"_conformance/{component}")
-
-
-def test_every_policy_is_for_one_bucket_alone() -> None:
-    for path in POLICIES.glob("*.json"):
-        for statement in json.loads(path.read_text())["Statement"]:
-            for resource in statement["Resource"]:
-                assert resource.split("/")[0] == "arn:aws:s3:::BUCKET"

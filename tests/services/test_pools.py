@@ -9,9 +9,10 @@ from fedfa.events import Decision, Merged, PoolChanged
 from fedfa.local.stack import LocalStack
 from fedfa.log import Manifest
 from fedfa.replay import verify
+from fedfa.s3 import S3Store
 from fedfa.spec import parse
 from fedfa.store import ObjectStore
-from tests.services.driver import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.faults  # minutes on two cores
 
@@ -36,7 +37,7 @@ SPEC = {
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
+def stack(servers: None, store: S3Store) -> Iterator[LocalStack]:
     pools = ("default", *SITES)
     with LocalStack(
         trainers=1, pools=pools, jobs_per_trainer=CONCURRENCY, lease_ttl_seconds=LEASE_SECONDS
@@ -66,9 +67,8 @@ def open_sites(store: ObjectStore) -> list[str]:
 
 @pytest.mark.timeout(500)
 def test_a_dead_pool_leaves_the_others_at_full_concurrency_and_comes_back(
-    stack: LocalStack,
+    stack: LocalStack, store: S3Store
 ) -> None:
-    store = stack.store()
     submission.submit(store, parse(SPEC), "sites")
     wait_for(lambda: manifests.newest(store, "sites"), seconds=60)
     wait_for(lambda: newest(store).state.num_merged >= 20, seconds=90)

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fedfa import manifests, submission
-from fedfa.broker import Publisher
+from fedfa import manifests
 from fedfa.events import Merged
 from fedfa.local.stack import LocalStack
+from fedfa.s3 import S3Store
+from fedfa.settings import BrokerSettings
 from fedfa.simulate.repetition import repeat
-from fedfa.spec import parse
 from fedfa.store import DirectoryStore
-from fedfa.topology import EVENTS
-from tests.services.driver import wait_for
+from tests.services.runs import begin, ended
 
 pytestmark = pytest.mark.faults  # minutes on two cores
 
@@ -30,24 +29,18 @@ SPEC = {
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("servers")
 def test_a_real_runs_log_is_trained_again_to_identical_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: S3Store,
+    broker_settings: BrokerSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # given
     monkeypatch.setenv("FEDFA_TRAINER_TORCH_THREADS", "1")  # the last bits depend on it
-    with LocalStack(tmp_path / "stack", trainers=2, jobs_per_trainer=2) as stack:
-        store = stack.store()
-        submitted = submission.submit(store, parse(SPEC), "real")
-        publisher = Publisher(stack.broker_settings(), name="test")
-        hint = submission.start_message(submitted)
-        publisher.publish(hint, EVENTS, timeout_seconds=20)
-        publisher.close()
-
-        def has_ended() -> bool:
-            newest = manifests.newest(store, "real")
-            return newest is not None and newest.manifest.state.status == "finished"
-
-        wait_for(has_ended, seconds=150)
+    with LocalStack(tmp_path / "stack", trainers=2, jobs_per_trainer=2):
+        begin(store, broker_settings, "real", SPEC)
+        assert ended(store, "real", seconds=150).state.status == "finished"
         # when
         again = list(repeat(store, "real", tmp_path / "again", num_workers=2, threads=1))
         # then

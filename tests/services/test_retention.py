@@ -15,7 +15,8 @@ from fedfa.log import Manifest
 from fedfa.replay import Verified, verify
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
-from tests.services.driver import Driver, driving, start_aggregator, wait_for
+from tests.services.driver import Driver, driving, start_aggregator
+from tests.waiting import wait_for
 
 SLOTS = 3
 WINDOW = 3

@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -40,6 +38,7 @@ from fedfa.messages import (
     TrainJob,
     UpdateReady,
 )
+from fedfa.messages import encode as encode_message
 from fedfa.replica import decide
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
@@ -56,26 +55,14 @@ from fedfa.topology import (
 )
 from fedfa_scheduler.fleet import STOP_REPEAT_SECONDS
 from tests.proxy import Proxy
-from tests.services.driver import wait_for
-from tests.unit.builders import UID, birth, submitted, vector
+from tests.servers import port_of, variables
+from tests.unit.builders import UID, birth, put_update, submitted, update_ready, vector
+from tests.waiting import wait_for
 
 M = TypeVar("M")
 
 TTL = 3.0
 JOBS = jobs_queue("default")
-
-
-@pytest.fixture
-def store_settings(s3: StoreSettings) -> StoreSettings:
-    """A bucket of the test's own: a scheduler would find the federations of other tests."""
-    return s3.model_copy(update={"bucket": f"test-{secrets.token_hex(6)}"})
-
-
-@pytest.fixture
-def store(store_settings: StoreSettings) -> S3Store:
-    bucket = S3Store(store_settings)
-    bucket.ensure_bucket()
-    return bucket
 
 
 @dataclass
@@ -85,7 +72,6 @@ class World:
     store: S3Store
     environment: dict[str, str]
     folder: Path
-    broker: BrokerSettings
     publisher: Publisher
     jobs: Consumer
     others: Consumer  # of fedfa.updates, fedfa.dead and the broadcasts
@@ -149,26 +135,10 @@ class World:
 
     def finish(self, job: TrainJob) -> str:
         """A trainer uploads its update and dies before it tells anybody."""
-        facts = {
-            "federation": "fed",
-            "uid": UID,
-            "slot": job.slot,
-            "generation": job.generation,
-            "attempt": job.attempt,
-            "client": job.client,
-            "base_version": 0,
-            "num_examples": 10,
-            "num_steps": 5,
-            "loss": 1.0,
-            "trainer": "trainer-1",
-            "started_at": 1.0,
-            "train_seconds": 1.0,
-            "delay_seconds": 0.0,
-        }
-        body = encode(vector(1), {"schema": 1, "kind": "UpdateReady"} | facts)
-        key = keys.update("fed", job.slot, job.generation, job.attempt, sha256(body))
-        self.store.put(key, body)
-        return key
+        ready = update_ready(
+            slot=job.slot, generation=job.generation, attempt=job.attempt, client=job.client
+        )
+        return put_update(self.store, ready, encode(vector(1), ready.metadata())).key
 
     def send(self, message: Any, route: Route = EVENTS) -> None:
         self.publisher.publish(message, route, timeout_seconds=20)
@@ -217,6 +187,22 @@ class World:
                 return True
             time.sleep(0.05)
 
+    def leave_nothing(self) -> None:
+        """To the next test: no federation in the bucket, and no message on its way."""
+        for info in list(self.store.list("")):
+            self.store.delete(info.key)
+        self.jobs.resume(JOBS.name)
+        last = StartFederation(federation=f"last-{secrets.token_hex(4)}", uid=UID)
+        for queue in (JOBS, UPDATES_QUEUE, BROADCAST_QUEUE, DEAD_QUEUE):
+            self.send(last, queue.route)
+
+        def is_heard() -> bool:
+            self.listen(self.jobs)
+            self.listen(self.others)
+            return self.heard.count(last) == 3 and encode_message(last) in self.dead
+
+        wait_for(is_heard, of="the last message of each queue")
+
     def num_waiting(self) -> int:
         return self.publisher.counts(JOBS.name)[0]
 
@@ -234,37 +220,38 @@ class World:
         self.send(EvalReady(federation="fed", uid=UID, version=version))
 
 
-@pytest.fixture
-def world(
-    broker_settings: BrokerSettings, store: S3Store, store_settings: StoreSettings, tmp_path: Path
-) -> Iterator[World]:
-    assert store_settings.endpoint
-    assert store_settings.access_key
-    assert store_settings.secret_key
-    environment = os.environ | {
-        "FEDFA_AMQP_URL": broker_settings.url.get_secret_value(),
-        "FEDFA_S3_ENDPOINT": store_settings.endpoint,
-        "FEDFA_S3_BUCKET": store_settings.bucket,
-        "FEDFA_S3_ACCESS_KEY": store_settings.access_key.get_secret_value(),
-        "FEDFA_S3_SECRET_KEY": store_settings.secret_key.get_secret_value(),
-        "FEDFA_LEASE_TTL_SECONDS": f"{TTL:g}",
-        "FEDFA_RECONCILE_INTERVAL_SECONDS": "0.3",
-        "FEDFA_DISCOVER_INTERVAL_SECONDS": "1",
-    }
+@pytest.fixture(scope="module")
+def clients(broker_settings: BrokerSettings) -> Iterator[tuple[Publisher, Consumer, Consumer]]:
+    """What a World speaks and hears with."""
     publisher = Publisher(broker_settings, name="test")
     jobs = Consumer(broker_settings, [(JOBS, 100)], name="test-jobs")
     queues = [(UPDATES_QUEUE, 100), (BROADCAST_QUEUE, 100), (DEAD_QUEUE, 100)]
     others = Consumer(broker_settings, queues, name="test-others")
     wait_for(lambda: jobs.is_consuming and others.is_consuming)
-    world = World(store, environment, tmp_path, broker_settings, publisher, jobs, others)
+    yield publisher, jobs, others
+    for client in (jobs, others, publisher):
+        client.close()
+
+
+@pytest.fixture
+def world(
+    clients: tuple[Publisher, Consumer, Consumer],
+    broker_settings: BrokerSettings,
+    store: S3Store,
+    store_settings: StoreSettings,
+    tmp_path: Path,
+) -> Iterator[World]:
+    environment = os.environ | variables(store_settings, broker_settings)
+    environment |= {
+        "FEDFA_LEASE_TTL_SECONDS": f"{TTL:g}",
+        "FEDFA_RECONCILE_INTERVAL_SECONDS": "0.3",
+        "FEDFA_DISCOVER_INTERVAL_SECONDS": "1",
+    }
+    world = World(store, environment, tmp_path, *clients)
     yield world
     for process in world.schedulers:
         process.stop()
-    jobs.resume(JOBS.name)
-    wait_for(lambda: world.listen(jobs) or world.num_waiting() == 0)
-    wait_for(lambda: world.listen(others) or publisher.counts(UPDATES_QUEUE.name)[0] == 0)
-    for client in (jobs, others, publisher):
-        client.close()
+    world.leave_nothing()
     for process in world.schedulers:
         assert "Traceback" not in process.log.read_text()
 
@@ -293,14 +280,14 @@ def test_hints_bring_the_next_work_long_before_the_next_reconcile(world: World) 
     wait_for(lambda: world.ask("/federations")[1] == "[]")
     world.submit()
     world.send(StartFederation(federation="fed", uid=UID))
-    world.take(InitModel, seconds=10)
+    world.take(InitModel, seconds=40)
     head = world.bear()
     ready = ModelReady(federation="fed", uid=UID, n=0, version=0, status="running", closed=())
     world.send(ready, BROADCAST)
-    world.take(TrainJob, 3, seconds=10)
+    world.take(TrainJob, 3, seconds=40)
     world.abandon(head, slot=1)
     world.send(ready.model_copy(update={"n": 1, "closed": ((1, 1),)}), BROADCAST)
-    [job] = world.take(TrainJob, seconds=10)
+    [job] = world.take(TrainJob, seconds=40)
     assert (job.slot, job.generation) == (1, 2)
 
 
@@ -471,8 +458,8 @@ def test_a_federation_whose_folder_is_deleted_is_let_go_and_its_stops_end(world:
     assert world.is_quiet(InitModel, seconds=0)
 
 
-def test_a_store_that_is_out_for_a_while_costs_nothing(world: World) -> None:
-    with Proxy(urlsplit(world.environment["FEDFA_S3_ENDPOINT"]).port or 0) as proxy:
+def test_a_store_that_is_out_for_a_while_costs_nothing(world: World, s3: StoreSettings) -> None:
+    with Proxy(port_of(s3)) as proxy:
         world.start(
             FEDFA_S3_ENDPOINT=f"http://127.0.0.1:{proxy.port}", FEDFA_S3_OUTAGE_SECONDS="0.5"
         )
@@ -520,40 +507,3 @@ def test_sigterm_ends_it_cleanly(world: World) -> None:
     os.kill(process.pid, signal.SIGTERM)
     wait_for(lambda: not process.is_running)
     assert process._process.returncode == 0
-
-
-def run_main(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fedfa_scheduler", *arguments],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-
-
-@pytest.mark.parametrize(
-    ("variables", "line"),
-    [
-        ({"FEDFA_LEASE_TTL_SECONDS": "-1"}, "FEDFA_LEASE_TTL_SECONDS: Input should be greater"),
-        (
-            {"FEDFA_POOL_DOWN_AFTER_SECONDS": "10"},
-            "FEDFA_POOL_DOWN_AFTER_SECONDS: Value error, a busy trainer is heard once in a while; "
-            "give at least 60",
-        ),
-        ({"FEDFA_S3_ACCESS_KEY": "only-one"}, "FEDFA_S3_SECRET_KEY"),
-    ],
-)
-def test_wrong_settings_end_it_at_once_with_one_clear_line(
-    variables: dict[str, str], line: str
-) -> None:
-    done = run_main(**variables)
-    assert done.returncode == 64
-    assert line in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_it_never_imports_torch() -> None:
-    code = "import sys, fedfa_scheduler.__main__; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert done.stdout == "False\n"

@@ -7,8 +7,8 @@ import pytest
 
 from fedfa import failpoints
 from fedfa.observability import EXIT_FENCED
-from tests.services.driver import wait_for
 from tests.services.faults import LONG_DELAY, SPEC, TRAINERS, World
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.faults,

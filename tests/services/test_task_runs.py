@@ -3,7 +3,7 @@
 The examples run as they are but for their size, on data and models that are made here.
 """
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,14 @@ from torch import nn
 from torchvision.models import resnet18
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import fedfa
+from fedfa.local.stack import LocalStack
+from fedfa.replay import verify
+from fedfa.s3 import S3Store
 from tests import tiny
-from tests.services.commands import fedfa
+from tests.services.commands import fedfa as command
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("stack")]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUM_UPDATES = 6
@@ -30,24 +36,38 @@ SMALL = (
 )
 
 
-def run(
-    environment: dict[str, str], data: Path, example: str, *settings: str, pretrained: bool = True
-) -> tuple[Path, float]:
-    """The run's folder, and the accuracy of its final version as the services measured it."""
-    out = data / "out"
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def stack(
+    servers: None, store: S3Store, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Three services, whose tasks find their data in a folder that each test adds to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDFA_DATA", str(data))
+        patch.setenv("FEDFA_TRAINER_TORCH_THREADS", "1")
+        with LocalStack(tmp_path_factory.mktemp("stack"), trainers=1):
+            yield
+
+
+def run(store: S3Store, out: Path, example: str, *settings: str, pretrained: bool = True) -> float:
+    """Export what became of an example; returns its accuracy as the services measured it."""
     assignments = [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
-    done = fedfa(
-        environment | {"FEDFA_DATA": str(data), "FEDFA_TRAINER_TORCH_THREADS": "1"},
-        *("local", "run", EXAMPLES / example, "--out", out, "--trainers", 1),
-        *(["--pretrained"] if pretrained else []),
-        *("--verify", *assignments),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "replay bit for bit" in done.stdout
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["merged"] == NUM_UPDATES
-    assert summary["latest"]["version"] == summary["version"] > 0
-    return out, summary["latest"]["value"]
+    submitted = command({}, "submit", EXAMPLES / example, *assignments)
+    assert submitted.returncode == 0, submitted.stderr
+    federation = fedfa.Federation(submitted.stdout.strip())
+    summary = federation.result(timeout_seconds=200)
+    assert summary.merged == NUM_UPDATES
+    assert summary.latest is not None
+    assert summary.latest.version == summary.version > 0
+    *_, last = verify(store, federation.id)
+    assert last.manifest.state.version == summary.version
+    folder = out / "pretrained" if pretrained else None
+    federation.export(out / "model.safetensors", pretrained=folder)
+    return summary.latest.value
 
 
 def accuracy_of(scores: torch.Tensor, labels: list[int]) -> float:
@@ -62,63 +82,56 @@ def score(module: Any, tokenizer: Any, texts: list[str]) -> torch.Tensor:
     return scores
 
 
-@pytest.mark.timeout(240)
 def test_sent140_runs_and_its_model_loads_with_from_pretrained(
-    environment: dict[str, str], tmp_path: Path
+    store: S3Store, data: Path, tmp_path: Path
 ) -> None:
     # given
-    tiny.write_bert(tmp_path / "models/bert-tiny-h128-distilled")
-    tiny.write_leaf(tmp_path / "rt_critics", users=12, prefix="leaf_top146_")
+    tiny.write_bert(data / "models/bert-tiny-h128-distilled")
+    tiny.write_leaf(data / "rt_critics", users=12, prefix="leaf_top146_")
     # when
-    out, accuracy = run(
-        environment, tmp_path, "sent140.yaml", "task.options.max_tokens=16", "concurrency=4"
-    )
+    accuracy = run(store, tmp_path, "sent140.yaml", "task.options.max_tokens=16", "concurrency=4")
     # then
     module, found = AutoModelForSequenceClassification.from_pretrained(
-        out / "pretrained", output_loading_info=True
+        tmp_path / "pretrained", output_loading_info=True
     )
     assert not any(found.values())
-    exported = load_file(out / "model.safetensors")
+    exported = load_file(tmp_path / "model.safetensors")
     assert module.load_state_dict(exported, strict=True)
     held_out = [tiny.sentences(5, 2 * user + 1) for user in range(12)]
     texts = [text for own, _ in held_out for text in own]
     labels = [label for _, own in held_out for label in own]
-    tokenizer = AutoTokenizer.from_pretrained(out / "pretrained")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "pretrained")
     assert accuracy_of(score(module, tokenizer, texts), labels) == pytest.approx(accuracy)
 
 
-@pytest.mark.timeout(240)
 def test_sst2_runs_and_its_adapter_loads_with_peft(
-    environment: dict[str, str], tmp_path: Path
+    store: S3Store, data: Path, tmp_path: Path
 ) -> None:
     # given a base without a pooler, as the example's
-    base = tiny.write_bert(tmp_path / "models/minilm-l3-h384-fp16", add_pooling_layer=False)
-    tiny.write_sst2(tmp_path / "sst2")
+    base = tiny.write_bert(data / "models/minilm-l3-h384-fp16", add_pooling_layer=False)
+    tiny.write_sst2(data / "sst2")
     # when
-    out, accuracy = run(
-        environment, tmp_path, "sst2.yaml", "task.options.max_tokens=16", "clients=6"
-    )
+    accuracy = run(store, tmp_path, "sst2.yaml", "task.options.max_tokens=16", "clients=6")
     # then
     fresh = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
-    module = PeftModel.from_pretrained(fresh, out / "pretrained")
-    exported = load_file(out / "model.safetensors")
+    module = PeftModel.from_pretrained(fresh, tmp_path / "pretrained")
+    exported = load_file(tmp_path / "model.safetensors")
     found = module.load_state_dict(exported, strict=False)
     assert not found.unexpected_keys
     assert not any("lora" in key or "modules_to_save" in key for key in found.missing_keys)
     texts, labels = tiny.sentences(40, 101)
-    tokenizer = AutoTokenizer.from_pretrained(out / "pretrained")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "pretrained")
     assert accuracy_of(score(module, tokenizer, texts), labels) == pytest.approx(accuracy)
 
 
-@pytest.mark.timeout(240)
 def test_cifar10_runs_and_its_resnet18_loads_with_torchvision(
-    environment: dict[str, str], tmp_path: Path
+    store: S3Store, data: Path, tmp_path: Path
 ) -> None:
     # given
-    tiny.write_cifar10(tmp_path / "cifar10")
+    tiny.write_cifar10(data / "cifar10")
     # when
-    out, accuracy = run(
-        environment,
+    accuracy = run(
+        store,
         tmp_path,
         "cifar10.yaml",
         "task.options.model=resnet18",
@@ -131,7 +144,7 @@ def test_cifar10_runs_and_its_resnet18_loads_with_torchvision(
     module = resnet18(num_classes=10)
     module.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
     module.maxpool = nn.Identity()
-    module.load_state_dict(load_file(out / "model.safetensors"), strict=True)
+    module.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
     images, labels = tiny.cifar10_test()
     mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
     inputs = ((torch.from_numpy(images) / 255 - mean) / std).permute(0, 3, 1, 2)

@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fedfa import manifests, submission
-from fedfa.broker import Publisher
 from fedfa.events import Merged
 from fedfa.local.stack import LocalStack
-from fedfa.log import Manifest
-from fedfa.replay import verify
-from fedfa.spec import parse
+from fedfa.settings import BrokerSettings
 from fedfa.store import ObjectStore
-from fedfa.topology import EVENTS
-from tests.services.driver import wait_for
+from tests.services.runs import begin, check, ended, num_merged
+from tests.waiting import wait_for
 
 LEASE_SECONDS = 4.0
 SPEC = {
@@ -29,6 +26,7 @@ SPEC = {
     "evaluation": {"every_versions": 10},
     "stop": {"updates": 40},
 }
+ENDLESS = {"stop": {"updates": 10_000}}
 
 
 @pytest.fixture(scope="module")
@@ -42,85 +40,37 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         assert "Traceback" not in log.read_text(), log
 
 
-def begin(stack: LocalStack, name: str, **changes: object) -> ObjectStore:
-    """Submit a federation and tell the scheduler, as `fedfa submit` does."""
-    store = stack.store()
-    submitted = submission.submit(store, parse(SPEC | changes), name)
-    publisher = Publisher(stack.broker_settings(), name="test")
-    try:
-        hint = submission.start_message(submitted)
-        publisher.publish(hint, EVENTS, timeout_seconds=20)
-    finally:
-        publisher.close()
-    return store
+@pytest.fixture(scope="module")
+def store(stack: LocalStack) -> ObjectStore:
+    return stack.store()
 
 
-def newest(store: ObjectStore, name: str) -> Manifest | None:
-    committed = manifests.newest(store, name)
-    return committed.manifest if committed else None
+@pytest.fixture(scope="module")
+def broker(stack: LocalStack) -> BrokerSettings:
+    return stack.broker_settings()
+
+
+@pytest.fixture(scope="module")
+def together(store: ObjectStore, broker: BrokerSettings) -> tuple[str, str]:
+    """Two federations that began at once, and have ended."""
+    begin(store, broker, "first", SPEC)
+    param = {"rule": {"name": "fedfa-param", "window": 4}, "seed": 7}
+    begin(store, broker, "second", SPEC | param)
+    for name in ("first", "second"):
+        assert ended(store, name).state.status == "finished"
+    return "first", "second"
 
 
 def merged_at_least(store: ObjectStore, name: str, number: int) -> Callable[[], bool]:
-    def reached() -> bool:
-        manifest = newest(store, name)
-        return manifest is not None and manifest.state.num_merged >= number
-
-    return reached
+    return lambda: num_merged(store, name) >= number
 
 
-def ended(store: ObjectStore, name: str, *, seconds: float = 90.0) -> Manifest:
-    def over() -> Manifest | None:
-        manifest = newest(store, name)
-        return manifest if manifest and manifest.state.status != "running" else None
-
-    result: Manifest = wait_for(over, seconds=seconds)
-    return result
-
-
-def most_at_once(log: list[Manifest]) -> int:
-    """The most jobs that were in training or on their way at one moment."""
-    events: list[tuple[float, int]] = []
-    for manifest in log:
-        for decision in manifest.decisions:
-            if isinstance(decision.event, Merged):
-                update = decision.event.update
-                busy = update.train_seconds + update.delay_seconds
-                events += [(update.started_at, 1), (update.started_at + busy, -1)]
-    running = most = 0
-    for _, change in sorted(events):
-        running += change
-        most = max(most, running)
-    return most
-
-
-def check(store: ObjectStore, name: str) -> list[Manifest]:
-    """What must hold of every finished run; returns its log."""
-    log = [entry.manifest for entry in verify(store, name)]
-    concurrency = manifests.submitted(store, name).spec.concurrency
-    for manifest in log:
-        wanted = concurrency if manifest.state.status == "running" else 0
-        assert len(manifest.state.slots) == wanted
-    jobs = [
-        decision.event.update.job
-        for manifest in log
-        for decision in manifest.decisions
-        if isinstance(decision.event, Merged)
-    ]
-    assert len(jobs) == len(set(jobs)) == log[-1].state.num_merged
-    assert most_at_once(log) <= concurrency
-    return log
-
-
-def test_two_federations_run_at_once_on_the_same_services(stack: LocalStack) -> None:
-    names = ["first", "second"]
-    store = begin(stack, names[0])
-    begin(stack, names[1], rule={"name": "fedfa-param", "window": 4}, seed=7)
-    for name in names:
-        manifest = ended(store, name)
-        assert manifest.state.status == "finished"
-        log = check(store, name)
-        assert log[-1].state.num_merged == 40
-    first, second = (manifests.log(store, name) for name in names)
+def test_two_federations_run_at_once_on_the_same_services(
+    store: ObjectStore, together: tuple[str, str]
+) -> None:
+    for name in together:
+        assert check(store, name)[-1].state.num_merged == 40
+    first, second = (manifests.log(store, name) for name in together)
     spans = [[entry.manifest.at for entry in log] for log in (first, second)]
     assert spans[0][0] < spans[1][-1]
     assert spans[1][0] < spans[0][-1]
@@ -134,9 +84,12 @@ RULES_THAT_WAIT = {
 
 
 @pytest.mark.timeout(400)
-def test_rules_whose_slots_wait_for_each_other_run_in_the_services(stack: LocalStack) -> None:
+def test_rules_whose_slots_wait_for_each_other_run_in_the_services(
+    store: ObjectStore, broker: BrokerSettings
+) -> None:
     for name, rule in RULES_THAT_WAIT.items():
-        store = begin(stack, name, rule=rule, stop={"versions": 6}, concurrency=4)
+        short = {"rule": rule, "stop": {"versions": 6}, "concurrency": 4}
+        begin(store, broker, name, SPEC | short)
     for name, rule in RULES_THAT_WAIT.items():
         together = rule.get("window", 4)  # a round is as wide as Mc
         assert ended(store, name, seconds=300).state.status == "finished"
@@ -152,9 +105,11 @@ def test_rules_whose_slots_wait_for_each_other_run_in_the_services(stack: LocalS
             assert all(event.cosine is not None and -1 < event.cosine < 1 for event in stale)
 
 
-def test_the_bucket_holds_what_the_protocol_names_and_nothing_else(stack: LocalStack) -> None:
-    store = stack.store()
-    log = check(store, "first")
+def test_the_bucket_holds_what_the_protocol_names_and_nothing_else(
+    store: ObjectStore, together: tuple[str, str]
+) -> None:
+    name, _ = together
+    log = check(store, name)
     attempt = r"\d{13}-[0-9a-f]{8}-\d{6}"
     allowed = [
         r"spec\.json",
@@ -164,11 +119,11 @@ def test_the_bucket_holds_what_the_protocol_names_and_nothing_else(stack: LocalS
         rf"updates/[0-5]-\d+/{attempt}-[0-9a-f]{{16}}\.safetensors",
         r"evals/\d+\.json",
     ]
-    keys = [info.key.removeprefix("first/") for info in store.list("first/")]
+    keys = [info.key.removeprefix(f"{name}/") for info in store.list(f"{name}/")]
     for key in keys:
         assert any(re.fullmatch(pattern, key) for pattern in allowed), key
     final = log[-1].state.final_version
-    wait_for(lambda: store.exists(f"first/evals/{final}.json"))
+    wait_for(lambda: store.exists(f"{name}/evals/{final}.json"))
 
 
 def trainers_of(store: ObjectStore, name: str) -> set[str]:
@@ -180,8 +135,10 @@ def trainers_of(store: ObjectStore, name: str) -> set[str]:
     }
 
 
-def test_a_trainer_added_mid_run_takes_work(stack: LocalStack) -> None:
-    store = begin(stack, "grows", stop={"updates": 10_000})
+def test_a_trainer_added_mid_run_takes_work(
+    stack: LocalStack, store: ObjectStore, broker: BrokerSettings
+) -> None:
+    begin(store, broker, "grows", SPEC | ENDLESS)
     wait_for(merged_at_least(store, "grows", 5))
     newcomer = stack.add_trainer()
     wait_for(lambda: newcomer in trainers_of(store, "grows"), seconds=60)
@@ -192,10 +149,10 @@ def test_a_trainer_added_mid_run_takes_work(stack: LocalStack) -> None:
 
 @pytest.mark.parametrize("victim", ["rabbitmq", "seaweedfs"])
 def test_a_server_can_be_killed_mid_run_and_the_run_finishes(
-    stack: LocalStack, victim: str
+    stack: LocalStack, store: ObjectStore, broker: BrokerSettings, victim: str
 ) -> None:  # the services: test_kill_points.py
     name = f"survives-{victim}"
-    store = begin(stack, name, stop={"updates": 60})
+    begin(store, broker, name, SPEC | {"stop": {"updates": 60}})
     wait_for(merged_at_least(store, name, 10))
     server = stack.rabbitmq if victim == "rabbitmq" else stack.seaweedfs
     assert server is not None
@@ -208,9 +165,9 @@ def test_a_server_can_be_killed_mid_run_and_the_run_finishes(
 
 
 def test_a_stopped_federation_ends_and_its_trainers_are_free_again(
-    stack: LocalStack,
+    store: ObjectStore, broker: BrokerSettings
 ) -> None:
-    store = begin(stack, "stopped", stop={"updates": 10_000})
+    begin(store, broker, "stopped", SPEC | ENDLESS)
     wait_for(merged_at_least(store, "stopped", 3))
     submission.request_stop(store, "stopped", "seen enough")
     manifest = ended(store, "stopped", seconds=30)

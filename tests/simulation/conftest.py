@@ -2,26 +2,19 @@
 
 import pytest
 
-SCHEDULES = 20_000
 CHUNK = 500  # seeds in one test: small enough for workers to share, each with its start and end
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="run this one schedule and print its effects")
-    parser.addoption("--schedules", type=int, default=SCHEDULES, help="how many seeds to run")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seeds" in metafunc.fixturenames:
-        number = int(metafunc.config.getoption("--schedules", default=SCHEDULES))
+        number = int(metafunc.config.getoption("--schedules"))
         chunks = [range(at, min(at + CHUNK, number)) for at in range(0, number, CHUNK)]
-        if metafunc.config.getoption("--seed", default=None) is not None:
+        if metafunc.config.getoption("--seed") is not None:
             chunks = []
         metafunc.parametrize("seeds", chunks, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int | None:
-    """None where pytest was started elsewhere and does not know the option."""
-    found: int | None = request.config.getoption("--seed", default=None)
+    found: int | None = request.config.getoption("--seed")
     return found

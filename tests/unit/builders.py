@@ -1,14 +1,19 @@
 """Small values that several tests build: a spec, clients, updates, vectors, submissions."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from fedfa import keys
+from fedfa.canonical import sha256
 from fedfa.events import Job, Update
 from fedfa.federation import Client, Federation, found
 from fedfa.log import Birth, ModelRef
 from fedfa.merge import Entry
+from fedfa.messages import UpdateReady
 from fedfa.spec import FederationSpec, Submitted, parse
+from fedfa.store import ObjectStore
 from fedfa.tensor_files import encode
 from fedfa.tensors import FlatModel, Template, Tensor
 
@@ -55,6 +60,53 @@ def update(federation: Federation, job: Job, **fields: Any) -> Update:
         "delay_seconds": 0.5,
     }
     return Update(**(defaults | fields))
+
+
+def update_ready(**fields: Any) -> UpdateReady:
+    """The message that the first job of slot 0 is done; its key fits the other fields."""
+    defaults: dict[str, Any] = {
+        "federation": "fed",
+        "uid": UID,
+        "slot": 0,
+        "generation": 1,
+        "attempt": ATTEMPT,
+        "client": "client-0000",
+        "base_version": 0,
+        "num_examples": 10,
+        "num_steps": 5,
+        "loss": 1.0,
+        "trainer": "trainer-1",
+        "started_at": 1.0,
+        "train_seconds": 1.0,
+        "delay_seconds": 0.0,
+    }
+    facts = defaults | fields
+    where = (facts[name] for name in ("federation", "slot", "generation", "attempt"))
+    return UpdateReady(**({"key": keys.update(*where, DIGEST)} | facts))
+
+
+def put_update(store: ObjectStore, ready: UpdateReady, body: bytes) -> UpdateReady:
+    """Write the file that a message announces; returns the message with its key and digest."""
+    digest = sha256(body)
+    key = keys.update(ready.federation, ready.slot, ready.generation, ready.attempt, digest)
+    store.put(key, body)
+    return ready.model_copy(update={"key": key, "digest": digest})
+
+
+def every_use(store: ObjectStore) -> list[Callable[[], object]]:
+    """Each operation of a store, to be tried."""
+    return [
+        lambda: store.get("a"),
+        lambda: store.get_start("a", 1),
+        lambda: store.exists("a"),
+        lambda: store.put("a", b""),
+        lambda: store.download("a"),
+        lambda: store.upload("a", [b""], digest=sha256(b"")),
+        lambda: store.create("a", b""),
+        lambda: store.delete("a"),
+        lambda: list(store.list("")),
+        lambda: list(store.folders()),
+    ]
 
 
 def entry(**fields: Any) -> Entry:

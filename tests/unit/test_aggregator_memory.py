@@ -20,7 +20,16 @@ from fedfa.tensors import FlatModel
 from fedfa_aggregator.reading import Reader
 from fedfa_aggregator.service import Aggregator
 from fedfa_aggregator.views import ENDED_KEPT, Views
-from tests.unit.builders import ATTEMPT, TEMPLATE, UID, birth, submitted, vector
+from tests.unit.builders import (
+    ATTEMPT,
+    TEMPLATE,
+    UID,
+    birth,
+    put_update,
+    submitted,
+    update_ready,
+    vector,
+)
 from tests.unit.sample_run import born
 
 MODEL_BYTES = TEMPLATE.num_floats * 4
@@ -29,15 +38,17 @@ PLENTY = 10**9
 
 
 class Store(DirectoryStore):
-    """A folder that remembers what was downloaded, and asks before a model is uploaded."""
+    """A folder that remembers what was downloaded, and tells before it reads or writes a file."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.downloaded: list[str] = []
+        self.before_download: Callable[[str], object] = lambda key: None
         self.before_upload: Callable[[], None] = lambda: None
         self.is_down = False
 
     def download(self, key: str, *, max_bytes: int | None = None) -> Download:
+        self.before_download(key)
         if self.is_down:
             raise StoreUnavailable(key)
         self.downloaded.append(key)
@@ -80,27 +91,16 @@ class Harness:
 
     def update(self, seed: int, *, slot: int, name: str = "fed", **changes: Any) -> UpdateReady:
         state = self.newest(name).state
-        facts: dict[str, Any] = {
+        where: dict[str, Any] = {
             "federation": name,
-            "uid": UID,
             "slot": slot,
             "generation": state.slots[slot].generation,
-            "attempt": ATTEMPT,
             "client": state.slots[slot].client,
             "base_version": state.version,
-            "num_examples": 10,
-            "num_steps": 5,
-            "loss": 1.0,
-            "trainer": "t",
-            "started_at": 1.0,
-            "train_seconds": 1.0,
-            "delay_seconds": 0.0,
-        } | changes
-        metadata = {"schema": 1, "kind": "UpdateReady"} | facts
-        body = encode_file(vector(seed, scale=0.1), metadata)
-        key = keys.update(name, slot, facts["generation"], ATTEMPT, sha256(body))
-        self.store.put(key, body)
-        return UpdateReady(**facts, key=key, digest=sha256(body))
+        }
+        ready = update_ready(**(where | changes))
+        body = encode_file(vector(seed, scale=0.1), ready.metadata())
+        return put_update(self.store, ready, body)
 
     def model(self, name: str = "fed") -> FlatModel:
         reference = self.newest(name).model
@@ -118,14 +118,7 @@ def harness(tmp_path: Path) -> Harness:
 def test_the_next_update_is_read_while_the_one_before_is_uploaded(harness: Harness) -> None:
     first, second = harness.update(1, slot=0), harness.update(2, slot=1)
     is_read = threading.Event()
-    download = harness.store.download
-
-    def noticed(key: str, *, max_bytes: int | None = None) -> Download:
-        if key == second.key:
-            is_read.set()
-        return download(key, max_bytes=max_bytes)
-
-    harness.store.download = noticed  # type: ignore[method-assign]
+    harness.store.before_download = lambda key: is_read.set() if key == second.key else None
     harness.serve(harness.update(0, slot=2))  # the federation is known from here on
     harness.store.before_upload = lambda: None if is_read.wait(10) else pytest.fail("not read")
     for message in (first, second):
@@ -279,14 +272,13 @@ def test_a_birth_makes_room_before_its_model_is_read(tmp_path: Path) -> None:
     harness.store.create(keys.spec("three"), submission.model_dump_json(by_alias=True).encode())
     key = keys.model("three", 0, sha256(body))
     harness.store.put(key, body)
-    views, download = harness.aggregator._views, harness.store.download
+    views = harness.aggregator._views
     held_at_read: list[bool] = []
 
-    def noticed(key: str, *, max_bytes: int | None = None) -> Download:
+    def look(key: str) -> None:
         held_at_read.extend(views.get(name) is not None for name in ("one", "two"))
-        return download(key, max_bytes=max_bytes)
 
-    harness.store.download = noticed  # type: ignore[method-assign]
+    harness.store.before_download = look
     harness.serve(
         InitReady(federation="three", uid=UID, attempt=ATTEMPT, key=key, digest=sha256(body))
     )
@@ -301,17 +293,13 @@ def test_a_window_that_is_read_for_long_keeps_the_pulse(tmp_path: Path) -> None:
     for slot in (0, 1):
         harness.serve(harness.update(slot, slot=slot))
     beats_before: list[int] = []
-    download, num_beats = harness.store.download, 0
+    num_beats = 0
 
     def beat() -> None:
         nonlocal num_beats
         num_beats += 1
 
-    def noticed(key: str, *, max_bytes: int | None = None) -> Download:
-        beats_before.append(num_beats)
-        return download(key, max_bytes=max_bytes)
-
-    harness.store.download = noticed  # type: ignore[method-assign]
+    harness.store.before_download = lambda key: beats_before.append(num_beats)
     fresh = Aggregator(
         harness.store,
         lambda *_: None,

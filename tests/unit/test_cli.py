@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from fedfa.store import DirectoryStore
 from fedfa.submission import ID, new_id
 from fedfa.summary import Summary, summarize
 from fedfa.tracebacks import first_line
+from tests.processes import running
 from tests.unit.builders import submitted
 from tests.unit.commands import Fedfa, as_process, assert_one_line, nowhere
 from tests.unit.sample_run import born, write_sample_run
@@ -411,10 +411,8 @@ def test_the_dashboard_serves_a_folder_until_it_is_interrupted(
 ) -> None:
     # given
     write_sample_run(store)
-    command = [sys.executable, "-m", "fedfa.cli", "dashboard", "--in", str(tmp_path / "bucket")]
-    environment = os.environ | {"FEDFA_DASHBOARD_TOKEN": "of no use for a folder"}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as serving:
+    token = {"FEDFA_DASHBOARD_TOKEN": "of no use for a folder"}
+    with running("dashboard", "--in", tmp_path / "bucket", variables=token) as serving:
         assert serving.stdout is not None
         url = serving.stdout.readline().split()[-1]
         # when

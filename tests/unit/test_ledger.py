@@ -1,23 +1,25 @@
 """Births, commits and fences on a real (directory) store, and what `verify` says of the log."""
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedfa import keys, ledger, manifests
 from fedfa.canonical import canonical_json, sha256
 from fedfa.errors import Fenced, InvalidInput
-from fedfa.events import Abandoned, Decision, Job, Rejected
+from fedfa.events import Abandoned, Job, Rejected
 from fedfa.ledger import Ledger
 from fedfa.log import ModelRef
 from fedfa.replay import Mismatch, verify
-from fedfa.replica import Replica, decide, merge
+from fedfa.replica import decide
 from fedfa.store import DirectoryStore
 from fedfa.tensor_files import encode
 from fedfa.tensors import FlatModel
-from tests.unit.builders import ATTEMPT, birth, submitted, update, vector
+from tests.unit.builders import birth, submitted, update, vector
+from tests.unit.logs import commit, falsify, merged, run
 
 
 def begin(store: DirectoryStore, name: str = "fed", **fields: object) -> Ledger:
@@ -30,33 +32,6 @@ def begin(store: DirectoryStore, name: str = "fed", **fields: object) -> Ledger:
     store.put(reference.key, body)
     certificate, start = ledger.birth_from(body)
     return ledger.bear(store, submission, reference, certificate, start, writer="a", now=1.0)
-
-
-def merged(
-    store: DirectoryStore, replica: Replica, seed: int, *, slot: int = 0, scale: float = 0.1
-) -> tuple[Replica, tuple[Decision, ...]]:
-    """One update of the slot's open job, its file on the store, decided but not committed."""
-    job = Job(slot, replica.federation.state.slots[slot].generation)
-    sent = vector(seed, scale=scale)
-    body = encode(sent)
-    key = keys.update("fed", job.slot, job.generation, ATTEMPT, sha256(body))
-    store.put(key, body)
-    return merge(replica, update(replica.federation, job, key=key, digest=sha256(body)), sent)
-
-
-def commit(store: DirectoryStore, held: Ledger, replica: Replica, decisions: object) -> Ledger:
-    return ledger.commit(store, held, replica, decisions, writer="a", now=2.0)  # type: ignore[arg-type]
-
-
-def run(store: DirectoryStore, held: Ledger, updates: int, *, batch: int = 1) -> Ledger:
-    for first in range(0, updates, batch):
-        assert held.replica is not None
-        replica, decisions = held.replica, []
-        for seed in range(first, min(first + batch, updates)):
-            replica, more = merged(store, replica, seed + 1, slot=seed % 3)
-            decisions.extend(more)
-        held = commit(store, held, replica, tuple(decisions))
-    return held
 
 
 @pytest.fixture
@@ -184,13 +159,6 @@ def test_a_diverging_run_ends_as_failed_with_its_last_good_model(store: Director
     assert len(list(verify(store, "fed"))) == 22
 
 
-def tampered(store: DirectoryStore, n: int, change: object) -> None:
-    key = keys.manifest("fed", n)
-    fields = json.loads(store.get(key))
-    change(fields)  # type: ignore[operator]
-    store.put(key, canonical_json(fields).encode())
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -204,10 +172,10 @@ def tampered(store: DirectoryStore, n: int, change: object) -> None:
     ],
 )
 def test_verify_finds_a_changed_manifest(
-    store: DirectoryStore, change: object, complaint: str
+    store: DirectoryStore, change: Callable[[dict[str, Any]], object], complaint: str
 ) -> None:
     run(store, begin(store, rule={"name": "fedfa-delta", "window": 2}), 5)
-    tampered(store, 4, change)
+    falsify(store, 4, change)
     with pytest.raises(Mismatch, match=complaint):
         list(verify(store, "fed"))
 

@@ -27,18 +27,23 @@ def row(trainer: str, started: float, decided: float, *, train_seconds: float = 
     )
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> str:
-    store = DirectoryStore(tmp_path / "bucket")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = DirectoryStore(tmp_path_factory.mktemp("bucket"))
     write_sample_run(store, stop={"updates": 30, "target": {"metric": "accuracy", "value": 2.0}})
-    return write(HistoryReader(store, "fed").refresh(), tmp_path / "report").read_text()
+    return write(HistoryReader(store, "fed").refresh(), tmp_path_factory.mktemp("report")).parent
 
 
-def test_the_folder_holds_the_page_and_its_figures(page: str, tmp_path: Path) -> None:
-    names = {path.name for path in (tmp_path / "report").iterdir()}
+@pytest.fixture
+def page(folder: Path) -> str:
+    return (folder / "report.html").read_text()
+
+
+def test_the_folder_holds_the_page_and_its_figures(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
     figures = {"quality.png", "staleness.png", "trainers.png", "outcomes.png"}
     assert names == {"report.html", *figures}
-    assert all((tmp_path / "report" / name).read_bytes().startswith(PNG) for name in figures)
+    assert all((folder / name).read_bytes().startswith(PNG) for name in figures)
 
 
 def test_the_page_needs_no_other_file_and_no_network(page: str) -> None:

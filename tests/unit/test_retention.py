@@ -30,8 +30,9 @@ from fedfa.spec import parse
 from fedfa.store import DirectoryStore, Download
 from fedfa_aggregator.collector import Collector, Tended, plan
 from tests.unit.builders import ATTEMPT, TEMPLATE, clients, submitted, update
+from tests.unit.logs import merged, run
 from tests.unit.sample_run import born, evaluate, write_sample_run
-from tests.unit.test_ledger import merged, run
+from tests.waiting import wait_for
 
 FED = "fed"
 
@@ -668,10 +669,3 @@ def test_a_thread_collects_whole_federations_beside_a_damaged_one(store: Directo
     assert ended.is_set()
     assert models > 5
     assert len(list(store.list("damaged/models/"))) == damaged
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)

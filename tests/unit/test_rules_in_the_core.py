@@ -30,6 +30,7 @@ from fedfa.tensor_files import encode
 from fedfa.tensors import cosine
 from fedfa_aggregator.collector import Tended, plan
 from tests.unit.builders import ATTEMPT, clients, federation, spec, update, vector
+from tests.unit.logs import falsify
 from tests.unit.sample_run import born, write_sample_run
 
 RULES: dict[str, dict[str, Any]] = {
@@ -291,13 +292,12 @@ def test_an_update_that_claims_more_examples_than_its_client_has_is_rejected() -
     assert decisions[0].event.outcome == "merged"
 
 
-def test_a_wrong_cosine_in_the_log_is_found(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_wrong_cosine_in_the_log_is_found(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     held = born(store, "fed", **PORT)
     held = deliver(store, held, Job(0, 1), seed=1)
-    with monkeypatch.context() as patched:
-        patched.setattr("fedfa.replica.cosine", lambda *_: 0.25)
-        deliver(store, held, Job(1, 1), base=0, seed=2)
+    deliver(store, held, Job(1, 1), base=0, seed=2)
+    falsify(store, 2, lambda fields: fields["decisions"][0]["event"].update(cosine=0.25))
     with pytest.raises(Mismatch, match="manifest 2, merged: cosine"):
         list(verify(store, "fed"))
 

@@ -1,25 +1,19 @@
 """What the scheduler shows of a federation, and that it goes with the federation."""
 
 from pathlib import Path
-from typing import cast
 
 import pytest
 from prometheus_client import REGISTRY
 
 from fedfa import keys
-from fedfa.broker import Publisher
 from fedfa.events import Stopped
 from fedfa.federation import step
 from fedfa.log import Evaluation
 from fedfa.store import DirectoryStore
 from fedfa_scheduler import metrics
-from fedfa_scheduler.fleet import Fleet
-from fedfa_scheduler.leases import Attempts
-from fedfa_scheduler.service import Scheduler
-from fedfa_scheduler.settings import SchedulerSettings
 from tests.unit.builders import submitted
+from tests.unit.scheduling import Loop
 from tests.unit.test_fleet import World
-from tests.unit.test_scheduler_turns import Sent
 
 
 def series(*names: str) -> dict[str, float]:
@@ -80,10 +74,9 @@ def test_a_task_cannot_fill_prometheus(world: World) -> None:
 def test_a_scheduler_that_no_longer_acts_shows_nothing_of_what_it_knew(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     store.create(keys.spec("fed"), submitted("fed").model_dump_json(by_alias=True).encode())
-    fleet = Fleet(lease_ttl_seconds=60.0, attempts=Attempts(start_ms=1, random=1))
-    scheduler = Scheduler(fleet, store, cast(Publisher, Sent()), SchedulerSettings())
-    scheduler.turn(None, epoch=1, is_active=True)
+    loop = Loop(store)
+    loop.turns(1)
     assert series("fedfa_open_jobs") == {"fedfa_open_jobs['default']": 1}
     assert series("fedfa_federations")["fedfa_federations['unborn']"] == 1
-    scheduler.turn(None, epoch=1, is_active=False)
+    loop.scheduler.turn(None, epoch=1, is_active=False)
     assert series("fedfa_open_jobs", "fedfa_federations", "fedfa_pool_down") == {}

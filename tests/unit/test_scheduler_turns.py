@@ -9,12 +9,10 @@ from typing import Any, cast
 import pytest
 
 from fedfa import keys, ledger
-from fedfa.broker import Publisher
 from fedfa.errors import StoreUnavailable
 from fedfa.events import Abandoned, Job
 from fedfa.messages import (
     MAX_TEXT_CHARACTERS,
-    AnyMessage,
     InitModel,
     JobStarted,
     RollCall,
@@ -24,37 +22,13 @@ from fedfa.messages import (
 )
 from fedfa.replica import decide
 from fedfa.store import DirectoryStore
-from fedfa.topology import Route
 from fedfa_scheduler.bucket import delivered_update, evaluation_failure, stop_reason
-from fedfa_scheduler.fleet import Fleet
-from fedfa_scheduler.leases import Attempts
-from fedfa_scheduler.service import Scheduler
-from fedfa_scheduler.settings import SchedulerSettings
-from tests.unit.builders import ATTEMPT, UID, stored, submitted, vector
+from tests.unit.builders import ATTEMPT, UID, stored, submitted, update_ready, vector
 from tests.unit.sample_run import born
+from tests.unit.scheduling import Clock, Loop, SlowStore, submit_many
 
 NUM_FEDERATIONS = 30
 MANIFEST_0 = keys.manifest("", 0).removeprefix("/")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class SlowStore(DirectoryStore):
-    """Every read takes a while, by the virtual clock."""
-
-    def __init__(self, root: Path, clock: Clock) -> None:
-        super().__init__(root)
-        self._clock = clock
-
-    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
-        self._clock.now += 0.1
-        return super().get(key, max_bytes=max_bytes)
 
 
 class Deaf(DirectoryStore):
@@ -87,16 +61,6 @@ class Deaf(DirectoryStore):
             raise StoreUnavailable(f"{key}: no answer")
 
 
-class Sent(list[AnyMessage]):
-    """A broker's end of the wire: it keeps what is published, in empty queues."""
-
-    def publish(self, message: AnyMessage, route: Route, **_: Any) -> None:
-        self.append(message)
-
-    def counts(self, queue_name: str) -> tuple[int, int]:
-        return 0, 0
-
-
 def started(job: Job) -> JobStarted:
     return JobStarted(
         federation="fed",
@@ -112,40 +76,28 @@ def started(job: Job) -> JobStarted:
 def test_turns_longer_than_a_lease_are_no_gaps_and_every_federation_is_served(
     tmp_path: Path,
 ) -> None:
-    clock, sent = Clock(), Sent()
+    clock = Clock()
     store = SlowStore(tmp_path, clock)
-    for number in range(NUM_FEDERATIONS):
-        submission = submitted(f"fed-{number}").model_copy(update={"uid": f"{number:032x}"})
-        store.create(keys.spec(f"fed-{number}"), submission.model_dump_json(by_alias=True).encode())
-    settings = SchedulerSettings(lease_ttl_seconds=3.0, reconcile_interval_seconds=1.0)
-    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
-    publisher = cast(Publisher, sent)
-    scheduler = Scheduler(fleet, store, publisher, settings, clock=clock, unix_clock=lambda: 1000.0)
-    for _ in range(60):
-        clock.now += 0.2
-        scheduler.turn(None, epoch=1, is_active=True)
-    asked_for = {message.federation for message in sent if isinstance(message, InitModel)}
+    submit_many(store, NUM_FEDERATIONS)
+    loop = Loop(store, clock=clock)
+    loop.turns(60, seconds=0.2)
+    asked_for = {message.federation for message in loop.sent if isinstance(message, InitModel)}
     assert len(asked_for) == NUM_FEDERATIONS
-    assert sum(isinstance(message, RollCall) for message in sent) == 1
+    assert sum(isinstance(message, RollCall) for message in loop.sent) == 1
 
 
 def test_a_look_at_every_federation_leaves_time_for_each_message(tmp_path: Path) -> None:
-    clock, sent = Clock(), Sent()
+    clock = Clock()
     store = SlowStore(tmp_path, clock)
-    for number in range(NUM_FEDERATIONS):
-        submission = submitted(f"fed-{number}").model_copy(update={"uid": f"{number:032x}"})
-        store.create(keys.spec(f"fed-{number}"), submission.model_dump_json(by_alias=True).encode())
-    settings = SchedulerSettings(lease_ttl_seconds=600.0, reconcile_interval_seconds=1.0)
-    fleet = Fleet(lease_ttl_seconds=600.0, attempts=Attempts(start_ms=1, random=1))
-    publisher = cast(Publisher, sent)
-    scheduler = Scheduler(fleet, store, publisher, settings, clock=clock, unix_clock=lambda: 1000.0)
+    submit_many(store, NUM_FEDERATIONS)
+    loop = Loop(store, clock=clock, lease_ttl_seconds=600.0)
 
     def longest_turn(number: int) -> float:
         longest = 0.0
         for _ in range(number):
             clock.now += 0.2
             began = clock.now
-            scheduler.turn(None, epoch=1, is_active=True)
+            loop.turns(1, seconds=0.0)
             longest = max(longest, clock.now - began)
         return longest
 
@@ -154,13 +106,12 @@ def test_a_look_at_every_federation_leaves_time_for_each_message(tmp_path: Path)
 
     assert first > 0.1 * NUM_FEDERATIONS
     assert later < 1.0  # a few reads of one federation
-    assert len(fleet.federations) == NUM_FEDERATIONS
+    assert len(loop.fleet.federations) == NUM_FEDERATIONS
 
 
 def test_a_deleted_federation_is_let_go_also_while_its_deletion_is_under_way(
     tmp_path: Path,
 ) -> None:
-    clock, sent = Clock(), Sent()
     store = DirectoryStore(tmp_path)
     submission = submitted("fed", stop={"wall_seconds": 1.0})
     spec = submission.model_dump_json(by_alias=True).encode()
@@ -168,59 +119,38 @@ def test_a_deleted_federation_is_let_go_also_while_its_deletion_is_under_way(
     ledger.stillborn(store, submission, status="failed", reason="x", writer="test", now=1.0)
     manifest = store.get(keys.manifest("fed", 0)).replace(b'"failed"', b'"running"')
     store.put(keys.manifest("fed", 0), manifest)  # one that runs, as far as a scheduler can see
-    settings = SchedulerSettings(
-        lease_ttl_seconds=3.0, reconcile_interval_seconds=1.0, discover_interval_seconds=1.0
-    )
-    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
-    publisher = cast(Publisher, sent)
-    scheduler = Scheduler(fleet, store, publisher, settings, clock=clock, unix_clock=lambda: 9000.0)
-
-    def turns(number: int) -> None:
-        for _ in range(number):
-            clock.now += 0.5
-            scheduler.turn(None, epoch=1, is_active=True)
-
-    turns(20)
-    assert sum(isinstance(message, StopFederation) for message in sent) > 1
+    loop = Loop(store, unix=9000.0, discover_interval_seconds=1.0)
+    loop.turns(20)
+    assert sum(isinstance(message, StopFederation) for message in loop.sent) > 1
     for info in list(store.list("fed/")):
         if info.key != keys.spec("fed"):
             store.delete(info.key)
-    turns(4)
-    sent.clear()
-    turns(40)
-    [shown] = cast(list[dict[str, Any]], scheduler.federations()[1])
+    loop.turns(4)
+    loop.sent.clear()
+    loop.turns(40)
+    [shown] = cast(list[dict[str, Any]], loop.scheduler.federations()[1])
     assert shown["messages"] == ["fed: it has a spec.json and no manifests"]
     store.delete(keys.spec("fed"))
-    turns(10)
-    assert scheduler.federations()[1] == []
-    assert sent == []
+    loop.turns(10)
+    assert loop.scheduler.federations()[1] == []
+    assert loop.sent == []
     again = submission.model_copy(update={"uid": "f" * 32})
     store.create(keys.spec("fed"), again.model_dump_json(by_alias=True).encode())
-    turns(4)
-    assert {message.uid for message in sent if isinstance(message, StopFederation)} == {"f" * 32}
+    loop.turns(4)
+    stops = [message for message in loop.sent if isinstance(message, StopFederation)]
+    assert {stop.uid for stop in stops} == {"f" * 32}
 
 
 def test_a_first_look_at_a_long_history_keeps_the_pulse(tmp_path: Path) -> None:
-    clock, sent, beats = Clock(), Sent(), [1000.0]
+    clock, beats = Clock(), [1000.0]
     store = SlowStore(tmp_path, clock)
-    for number in range(NUM_FEDERATIONS):
-        submission = submitted(f"fed-{number}").model_copy(update={"uid": f"{number:032x}"})
-        store.create(keys.spec(f"fed-{number}"), submission.model_dump_json(by_alias=True).encode())
+    submit_many(store, NUM_FEDERATIONS)
     for version in range(50):
         store.create(keys.evaluation("fed-0", version), evaluation_failure(version, "x", at=1.0))
-    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
-    scheduler = Scheduler(
-        fleet,
-        store,
-        cast(Publisher, sent),
-        SchedulerSettings(lease_ttl_seconds=3.0),
-        beat=lambda: beats.append(clock.now),
-        clock=clock,
-        unix_clock=lambda: 1000.0,
-    )
-    scheduler.turn(None, epoch=1, is_active=True)
+    loop = Loop(store, clock=clock, beat=lambda: beats.append(clock.now))
+    loop.turns(1, seconds=0.0)
 
-    assert len(fleet.federations["fed-0"].evaluations) == 50
+    assert len(loop.fleet.federations["fed-0"].evaluations) == 50
     assert max(later - earlier for earlier, later in pairwise(beats)) < 1.0
 
 
@@ -228,17 +158,13 @@ def test_a_first_look_at_a_long_history_keeps_the_pulse(tmp_path: Path) -> None:
     "stop", [b'{"reason": "\\ud800"}', b"[" * 100_000, b'{"reason": 5}', b"\xff", b""]
 )
 def test_a_federation_is_stopped_whatever_its_stop_json_holds(tmp_path: Path, stop: bytes) -> None:
-    clock, sent = Clock(), Sent()
     store = DirectoryStore(tmp_path)
     store.create(keys.spec("fed"), submitted().model_dump_json(by_alias=True).encode())
     store.create(keys.stop("fed"), stop)
-    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
-    scheduler = Scheduler(
-        fleet, store, cast(Publisher, sent), SchedulerSettings(), clock=clock, unix_clock=clock
-    )
-    scheduler.turn(None, epoch=1, is_active=True)
+    loop = Loop(store)
+    loop.turns(1)
 
-    [message] = [each for each in sent if isinstance(each, StopFederation)]
+    [message] = [each for each in loop.sent if isinstance(each, StopFederation)]
     assert encode(message)
 
 
@@ -250,12 +176,7 @@ def test_a_reason_to_stop_is_kept_as_far_as_a_message_can_carry_it(tmp_path: Pat
 
 def test_a_file_that_names_another_federation_is_no_delivery(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    metadata = {
-        "schema": 1, "kind": "UpdateReady", "federation": "fed", "uid": UID, "slot": 0,
-        "generation": 1, "attempt": ATTEMPT, "client": "c", "base_version": 0, "num_examples": 1,
-        "num_steps": 1, "loss": 1.0, "trainer": "t", "started_at": 1.0, "train_seconds": 1.0,
-        "delay_seconds": 0.0,
-    }  # fmt: skip
+    metadata = update_ready().metadata()
     store.put(keys.update("fed", 0, 1, ATTEMPT, "a" * 64), stored(vector(0), metadata))
     assert delivered_update(store, submitted(), 0, 1) is not None
     store.put(
@@ -265,133 +186,108 @@ def test_a_file_that_names_another_federation_is_no_delivery(tmp_path: Path) -> 
     assert delivered_update(store, submitted(), 0, 2) is None
 
 
-def looking_once(
-    store: DirectoryStore, clock: Clock, sent: Sent
-) -> tuple[Fleet, Callable[[int], None]]:
-    """A scheduler that looks around in its first turns only; and what makes it take some turns."""
-    settings = SchedulerSettings(lease_ttl_seconds=3.0, reconcile_interval_seconds=1000.0)
-    fleet = Fleet(lease_ttl_seconds=3.0, attempts=Attempts(start_ms=1, random=1))
-    scheduler = Scheduler(
-        fleet, store, cast(Publisher, sent), settings, clock=clock, unix_clock=lambda: 1000.0
-    )
-
-    def turns(number: int) -> None:
-        for _ in range(number):
-            clock.now += 0.5
-            scheduler.turn(None, epoch=1, is_active=True)
-
-    return fleet, turns
+LOOKS_ONCE = {"reconcile_interval_seconds": 1000.0}  # in its first turns
 
 
 def test_a_job_that_was_decided_unheard_and_its_file_collected_is_not_handed_out_again(
     tmp_path: Path,
 ) -> None:
     # given three jobs that a trainer has, and a scheduler that looks around only now
-    clock, sent = Clock(), Sent()
     store = DirectoryStore(tmp_path)
     held = born(store, "fed")
-    fleet, turns = looking_once(store, clock, sent)
-    turns(2)
+    loop = Loop(store, **LOOKS_ONCE)
+    loop.turns(2)
     assert held.replica is not None
     closed, *others = (job for job, _ in held.replica.federation.open_jobs())
     for job in (closed, *others):
-        fleet.heard(started(job), clock.now)
+        loop.fleet.heard(started(job), loop.clock.now)
     # when the first of them is abandoned by a manifest that nobody tells the scheduler of
     replica, decisions = decide(held.replica, Abandoned(closed, "it took too long"))
     ledger.commit(store, held, replica, decisions, writer="a", now=1003.0)
-    sent.clear()
-    turns(20)
+    loop.sent.clear()
+    loop.turns(20)
     # then the others' silence makes them be handed out again, and of the first, its successor
-    again = {Job(each.slot, each.generation) for each in sent if isinstance(each, TrainJob)}
+    again = {Job(each.slot, each.generation) for each in loop.sent if isinstance(each, TrainJob)}
     assert again == {*others, Job(closed.slot, closed.generation + 1)}
 
 
 def test_silent_trainers_of_a_deleted_federation_end_no_scheduler(tmp_path: Path) -> None:
     # given jobs whose trainers fall silent together, and a scheduler that looks around only then
-    clock, sent = Clock(), Sent()
     store = DirectoryStore(tmp_path)
     held = born(store, "fed")
-    fleet, turns = looking_once(store, clock, sent)
-    turns(2)
+    loop = Loop(store, **LOOKS_ONCE)
+    loop.turns(2)
     assert held.replica is not None
     for job, _ in held.replica.federation.open_jobs():
-        fleet.heard(started(job), clock.now)
+        loop.fleet.heard(started(job), loop.clock.now)
     # when the folder is deleted before their leases expire
     for info in list(store.list("fed/")):
         store.delete(info.key)
-    turns(20)
+    loop.turns(20)
     # then it is let go
-    assert fleet.federations == {}
+    assert loop.fleet.federations == {}
+
+
+def handed_out(loop: Loop, turns: int) -> set[tuple[str, Job]]:
+    """The training jobs that are sent in so many turns of a second."""
+    loop.sent.clear()
+    loop.turns(turns, seconds=1.0)
+    jobs = [each for each in loop.sent if isinstance(each, TrainJob)]
+    return {(job.federation, Job(job.slot, job.generation)) for job in jobs}
 
 
 @pytest.mark.parametrize("name", ["spec.json", "stop.json", MANIFEST_0, "evals/0.json"])
 def test_one_object_without_an_answer_holds_up_no_other_federation(
     tmp_path: Path, name: str
 ) -> None:
-    clock, sent = Clock(), Sent()
+    clock = Clock()
     store = Deaf(tmp_path, clock)
     for federation in ("a", "b", "c"):
         born(store, federation)
         store.create(keys.evaluation(federation, 0), evaluation_failure(0, "x", at=1.0))
     store.is_deaf_to = lambda key: key == f"b/{name}"
-    settings = SchedulerSettings(lease_ttl_seconds=60.0, reconcile_interval_seconds=10.0)
-    fleet = Fleet(lease_ttl_seconds=60.0, attempts=Attempts(start_ms=1, random=1))
-    scheduler = Scheduler(
-        fleet, store, cast(Publisher, sent), settings, clock=clock, unix_clock=lambda: 1000.0
-    )
+    loop = Loop(store, clock=clock, lease_ttl_seconds=60.0, reconcile_interval_seconds=10.0)
 
-    def turns(number: int) -> set[str]:
-        sent.clear()
-        for _ in range(number):
-            clock.now += 1.0
-            scheduler.turn(None, epoch=1, is_active=True)
-        return {each.federation for each in sent if isinstance(each, TrainJob)}
+    assert {federation for federation, _ in handed_out(loop, 80)} == {"a", "c"}
+    shown = cast(list[dict[str, Any]], loop.scheduler.federations()[1])
+    assert "no answer" in str([each for each in shown if each["id"] == "b"])
 
-    assert turns(80) == {"a", "c"}
-    shown = {each["id"]: each for each in cast(list[dict[str, Any]], scheduler.federations()[1])}
     store.is_deaf_to = lambda _: False
-    assert "no answer" in str(shown.get("b", scheduler.federations()))
-    turns(20)
-    assert fleet.federations["b"].is_current
-    assert len(fleet.federations["b"].evaluations) == 1
+    loop.turns(20, seconds=1.0)
+    assert loop.fleet.federations["b"].is_current
+    assert len(loop.fleet.federations["b"].evaluations) == 1
 
 
 def test_a_store_without_any_answer_is_an_outage_and_no_federations_trouble(
     tmp_path: Path,
 ) -> None:
-    clock, sent = Clock(), Sent()
+    clock = Clock()
     store = Deaf(tmp_path, clock)
     born(store, "fed")
     store.is_deaf_to = lambda _: True
-    fleet, turns = looking_once(store, clock, sent)
-    turns(20)
-    assert fleet.federations == {}
+    loop = Loop(store, clock=clock)
+    loop.turns(20)
+    assert loop.scheduler.federations()[0] == 503
     store.is_deaf_to = lambda _: False
-    turns(20)
-    assert fleet.federations["fed"].is_current
+    loop.turns(20)
+    assert loop.fleet.federations["fed"].is_current
 
 
 def test_a_finished_file_without_an_answer_holds_up_no_other_job(tmp_path: Path) -> None:
     # given jobs whose trainers fall silent, of which one has left a file that cannot be read
-    clock, sent = Clock(), Sent()
+    clock = Clock()
     store = Deaf(tmp_path, clock)
     held = born(store, "fed")
-    fleet, turns = looking_once(store, clock, sent)
-    turns(2)
+    loop = Loop(store, clock=clock, reconcile_interval_seconds=1000.0)
+    loop.turns(2)
     assert held.replica is not None
     first, *others = (job for job, _ in held.replica.federation.open_jobs())
     for job in (first, *others):
-        fleet.heard(started(job), clock.now)
+        loop.fleet.heard(started(job), clock.now)
     delivered = keys.update("fed", first.slot, first.generation, ATTEMPT, "a" * 64)
     store.put(delivered, b"")
     store.is_deaf_to = lambda key: key == delivered
-    sent.clear()
-    turns(20)
     # then the others are handed out again at once, and it, when its file was seen to be none
-    assert {Job(each.slot, each.generation) for each in sent if isinstance(each, TrainJob)} == {
-        *others
-    }
+    assert handed_out(loop, 10) == {("fed", job) for job in others}
     store.is_deaf_to = lambda _: False
-    sent.clear()
-    turns(20)
-    assert first in {Job(each.slot, each.generation) for each in sent if isinstance(each, TrainJob)}
+    assert ("fed", first) in handed_out(loop, 10)

@@ -1,12 +1,10 @@
 """The simulator: real workers train the real digits task; every run is compared byte for byte."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,8 @@ from fedfa.simulate.workers import TaskFailed
 from fedfa.spec import FederationSpec, parse
 from fedfa.store import DirectoryStore
 from fedfa.training import _passes
+from tests.processes import running
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(300)  # each worker imports torch, on whatever core is free
 
@@ -140,25 +140,14 @@ def test_decisions_follow_the_virtual_clock(reference: Path) -> None:
         assert event.update.delay_seconds >= 1  # pareto's least
 
 
-def command(folder: Path, variables: Mapping[str, str]) -> "subprocess.Popen[str]":
+def command(folder: Path, **variables: str) -> AbstractContextManager["subprocess.Popen[str]"]:
     spec = folder / "spec.json"
     spec.write_text(json.dumps(FIELDS))
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "fedfa.cli", "simulate", str(spec)),
-            *("--id", NAME, "--out", str(folder), "--workers", "1"),
-        ],
-        env=os.environ | variables,
-        stdout=subprocess.PIPE,
+    return running(
+        *("simulate", spec, "--id", NAME, "--out", folder, "--workers", "1"),
+        variables=variables,
         stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=hear_interrupts,
     )
-
-
-def hear_interrupts() -> None:
-    """In the background of a script the tests ignore SIGINT, and so would what they start."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end(run: "subprocess.Popen[str]") -> tuple[int, str]:
@@ -171,20 +160,19 @@ def test_a_run_that_is_interrupted_and_killed_goes_on_to_the_same_bytes(
     reference: Path, tmp_path: Path
 ) -> None:
     # given
-    run = command(tmp_path, {})
-    deadline = time.monotonic() + 60
-    while not (tmp_path / keys.manifest(NAME, 3)).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    run.send_signal(signal.SIGINT)
-    code, said = end(run)
+    with command(tmp_path) as run:
+        wait_for((tmp_path / keys.manifest(NAME, 3)).exists)
+        run.send_signal(signal.SIGINT)
+        code, said = end(run)
     assert code == 130
     assert "interrupted; the same command goes on from here" in said
     for place in ("commit.model_put@4", "commit.after_manifest@4", "aggregator.head_put@1"):
-        code, said = end(command(tmp_path, {"FEDFA_FAILPOINT": place}))
+        with command(tmp_path, FEDFA_FAILPOINT=place) as run:
+            code, said = end(run)
         assert code == -signal.SIGKILL, said
     # when
-    code, said = end(command(tmp_path, {}))
+    with command(tmp_path) as run:
+        code, said = end(run)
     # then
     assert code == 0, said
     assert written(tmp_path) == written(reference)

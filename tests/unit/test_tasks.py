@@ -13,13 +13,13 @@ from torchvision.models import resnet18
 
 from fedfa import modules
 from fedfa.errors import InvalidData, InvalidSpec, UnknownTask
-from fedfa.local.seaweedfs import SeaweedFS
 from fedfa.spec import parse
 from fedfa.spec_files import load as load_spec
 from fedfa.store import from_settings
 from fedfa.tasks import cifar10, vision
 from fedfa.tasks.base import clients_of, load, task_names
 from fedfa.tasks.digits import Digits
+from tests.servers import variables
 
 HERE = __name__
 
@@ -425,43 +425,32 @@ def test_a_narrow_resnet_starts_with_the_spread_of_the_wide_one():
 
 
 @pytest.mark.services
-def test_cifar10_data_in_a_bucket_is_fetched_once(tmp_path, monkeypatch):
+def test_cifar10_data_in_a_bucket_is_fetched_once(tmp_path, monkeypatch, store_settings):
     # given a bucket with the data, and a sibling folder whose name starts alike
-    server = SeaweedFS(tmp_path / "server")
-    server.start()
-    try:
-        settings = server.settings()
-        for name in ("endpoint", "access_key", "secret_key"):
-            value = getattr(settings, name)
-            if value is not None:
-                text = value if isinstance(value, str) else value.get_secret_value()
-                monkeypatch.setenv(f"FEDFA_S3_{name.upper()}", text)
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        source = from_settings(settings)
-        source.ensure_bucket()
-        write_class_folders(tmp_path / "data")
-        for file in (tmp_path / "data").rglob("*.png"):
-            source.put(f"sets/cifar/{file.relative_to(tmp_path / 'data')}", file.read_bytes())
-        source.put("sets/cifar-other/train/0/1.png", b"not an image")
+    for name, value in variables(store_settings).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    source = from_settings(store_settings)
+    source.ensure_bucket()
+    write_class_folders(tmp_path / "data")
+    for file in (tmp_path / "data").rglob("*.png"):
+        source.put(f"sets/cifar/{file.relative_to(tmp_path / 'data')}", file.read_bytes())
+    source.put("sets/cifar-other/train/0/1.png", b"not an image")
 
-        # when it is read twice
-        location = f"s3://{settings.bucket}/sets/cifar/"
-        train, _ = cifar10.read(location)
-        copies = {
-            file: file.stat().st_mtime_ns for file in (tmp_path / "fedfa-data").rglob("*.png")
-        }
-        cifar10.read(location)
+    # when it is read twice
+    location = f"s3://{store_settings.bucket}/sets/cifar/"
+    train, _ = cifar10.read(location)
+    copies = {file: file.stat().st_mtime_ns for file in (tmp_path / "fedfa-data").rglob("*.png")}
+    cifar10.read(location)
 
-        # then the images are there, and the second time nothing was written
-        assert in_any_order(*train) == in_any_order(IMAGES["train"], LABELS["train"])
-        assert len(copies) == 40
-        assert copies == {file: file.stat().st_mtime_ns for file in copies}
+    # then the images are there, and the second time nothing was written
+    assert in_any_order(*train) == in_any_order(IMAGES["train"], LABELS["train"])
+    assert len(copies) == 40
+    assert copies == {file: file.stat().st_mtime_ns for file in copies}
 
-        # and where only longer names start alike there is nothing
-        with pytest.raises(InvalidData, match="sets/cif: no objects there"):
-            cifar10.read(f"s3://{settings.bucket}/sets/cif")
-    finally:
-        server.stop()
+    # and where only longer names start alike there is nothing
+    with pytest.raises(InvalidData, match="sets/cif: no objects there"):
+        cifar10.read(f"s3://{store_settings.bucket}/sets/cif")
 
 
 @pytest.mark.parametrize("location", ["s3://bucket", "s3://bucket/", "s3://Not_a_bucket/x"])

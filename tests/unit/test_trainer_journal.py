@@ -4,26 +4,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fedfa.messages import UpdateReady
 from fedfa_trainer.journal import Journal
+from tests.unit.builders import update_ready
 
-UPDATE = UpdateReady(
-    federation="fed",
-    uid="0" * 32,
-    slot=3,
-    generation=7,
-    attempt="1700000000000-00000000-000001",
-    key="fed/updates/3-7/1700000000000-00000000-000001-0123456789abcdef.safetensors",
-    client="client-0001",
-    base_version=2,
-    num_examples=10,
-    num_steps=5,
-    loss=0.5,
-    trainer="trainer-1",
-    started_at=1.0,
-    train_seconds=1.0,
-    delay_seconds=0.0,
-)
+UPDATE = update_ready(slot=3, generation=7)
 
 
 def test_each_line_names_the_job_and_its_file(tmp_path: Path) -> None:
