@@ -22,7 +22,7 @@ from fedfa.merge import combine, rule_of
 from fedfa.stops import due_stop
 from fedfa.tensors import FlatModel, cosine, distance, norm
 
-TOO_LARGE, DIVERGED = "norm:", "diverged:"  # how reasons begin that are about a vector
+JUDGED = ("norm:", "diverged:")  # how the reasons begin that are about what a training made
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,8 @@ def merge(
     size = update_norm(replica, vector)
     limit = excess_norm(state.update_norms, size, spec.limits.update_norm_factor)
     if limit is not None:
-        reason = f"{TOO_LARGE} {size:.6g} is above {limit:.6g}"
-        usual = f"{spec.limits.update_norm_factor:g} times the usual one"
-        return decide(replica, Rejected(update, f"{reason}, {usual}"))
+        reason = f"norm: {size:.6g} is above {limit:.6g}, {spec.limits.update_norm_factor:g} times"
+        return decide(replica, Rejected(update, f"{reason} the usual one"))
     event = Merged(update, size, None, update_cosine(replica, update, vector, base))
     candidate, window = next_model(replica, event, vector)
     if candidate is None:
@@ -78,7 +77,7 @@ def decide(replica: Replica, event: Event) -> tuple[Replica, tuple[Decision, ...
 
 def is_judgement(rejected: Rejected) -> bool:
     """Whether it was rejected for what its training made, and not for how it arrived."""
-    return rejected.reason.startswith((TOO_LARGE, DIVERGED))
+    return rejected.reason.startswith(JUDGED)
 
 
 def needs_base(replica: Replica, base_version: int) -> bool:
@@ -155,4 +154,4 @@ def _divergence(federation: Federation, step_norm: float) -> str:
     usual = f" after usual ones of {median(history):.6g}" if history else ""
     at_first = f", {first:.6g} at first" if first is not None else ""
     advice = rule_of(federation.spec).advice
-    return f"{DIVERGED} a step of norm {step_norm:.6g}{usual}{at_first}; {advice}"
+    return f"diverged: a step of norm {step_norm:.6g}{usual}{at_first}; {advice}"
