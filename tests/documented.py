@@ -13,7 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "k8s").rglob("*.md")),
+    *sorted((ROOT / "services").glob("*/*.md")),
+    ROOT / "shared/fedfa/scaffold/README.md",
 ]
 FENCE = re.compile(r"^( *)```+ *(\w*)(?: +title=\"([^\"]*)\")?.*$")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=.*")

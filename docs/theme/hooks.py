@@ -3,8 +3,6 @@
 - reference/*.md are tables of the spec's schema, the settings, the command line, the metrics and
   the tasks' options, as the code has them when the site is built.
 - A link that leaves docs/ leads to a page with that file in it: the site needs no other host.
-- docs/results and docs/benchmarks.md are committed with the measurements; a link to one that is not
-  there yet is plain text.
 """
 
 import json
@@ -38,7 +36,6 @@ from fedfa_trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
-OPTIONAL = {"Measured results": "results/README.md", "Benchmarks": "benchmarks.md"}
 SOURCE = "source"  # the folder of pages with files from outside docs/
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
@@ -70,16 +67,10 @@ OPTIONS: dict[str, type[BaseModel]] = {
 # -- mkdocs' hooks ---------------------------------------------------------------------------------
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    there = [{title: page} for title, page in OPTIONAL.items() if _in_docs(config, page)]
-    config.nav = [*(config.nav or []), *([{"Results": there}] if there else [])]
-    return config
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in reference().items():
         files.append(File.generated(config, f"reference/{name}.md", content=page))
-    for path in sorted(_linked(files, config)):
+    for path in sorted(_linked(files)):
         files.append(File.generated(config, _page_of(path), content=_source_page(path)))
     return files
 
@@ -93,21 +84,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         here = posixpath.dirname(page.file.src_uri)
         return f"]({posixpath.relpath(_page_of(path), here or '.')}{anchor})"
 
-    return LINK.sub(target, _without_missing(markdown, page.file.src_uri, config))
-
-
-def _in_docs(config: MkDocsConfig, page: str) -> bool:
-    return (Path(config.docs_dir) / page).exists()
-
-
-def _without_missing(markdown: str, page: str, config: MkDocsConfig) -> str:
-    """Links to results that are not committed yet become their text."""
-    for optional in OPTIONAL.values():
-        if not _in_docs(config, optional):
-            target = optional.removesuffix("README.md")  # and all that is beside it
-            link = posixpath.relpath(target, posixpath.dirname(page) or ".")
-            markdown = re.sub(rf"!?\[([^\]]*)\]\({re.escape(link)}[^)]*\)", r"\1", markdown)
-    return markdown
+    return LINK.sub(target, markdown)
 
 
 # -- sources ---------------------------------------------------------------------------------------
@@ -125,7 +102,7 @@ def _page_of(path: str) -> str:
     return f"{SOURCE}/{path}/index.md" if (ROOT / path).is_dir() else f"{SOURCE}/{path}.md"
 
 
-def _linked(files: Files, config: MkDocsConfig) -> set[str]:
+def _linked(files: Files) -> set[str]:
     """What pages link to outside docs/; of a folder, also every file in it."""
     found = set()
     for file in files.documentation_pages():
@@ -297,7 +274,7 @@ def _spec() -> str:
 def _tasks() -> str:
     page = (
         "# Options of the tasks\n\nWhat `task.options` of a spec may hold, for each task that is "
-        "installed with FedFa. How they are used: [the tasks](../tasks.md).\n\n"
+        "installed with FedFa. How they are used: [your own data](../tasks.md).\n\n"
     )
     for name, options in OPTIONS.items():
         schema = options.model_json_schema()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedfa import connections, exports, spec, spec_files, submission
 from fedfa.comparison import Comparison
-from fedfa.errors import Unavailable
+from fedfa.errors import Misconfigured, Unavailable
 from fedfa.history import HistoryReader
 from fedfa.log import Evaluation
 from fedfa.rows import History, Row, is_over
@@ -123,11 +123,17 @@ class Federation:
         return file
 
     def decisions(self) -> "pandas.DataFrame":
-        """Every decision of its log, a row each; see fedfa.rows.Row. Needs pandas."""
+        """Every decision of its log, a row each; see fedfa.rows.Row.
+
+        Raises Misconfigured without pandas.
+        """
         return _frame([asdict(row) for row in self.history().rows], list(Row.__slots__))
 
     def metrics(self) -> "pandas.DataFrame":
-        """Every evaluated version, a row each: version, seconds and the metrics. Needs pandas."""
+        """Every evaluated version, a row each: version, seconds and the metrics.
+
+        Raises Misconfigured without pandas.
+        """
         history = self.history()
         rows = [_measured(one, history) for one in history.evaluations if one.metrics]
         return _frame(
@@ -208,6 +214,10 @@ def _measured(evaluation: Evaluation, history: History) -> Version:
 
 
 def _frame(rows: list[dict[str, Any]], columns: list[str]) -> "pandas.DataFrame":
-    import pandas  # slow to import, and not everybody wants it
-
+    try:
+        import pandas  # slow to import, and not everybody wants it
+    except ImportError as error:
+        raise Misconfigured(
+            f"pandas: {error}; install it (pip install pandas), or use history()"
+        ) from error
     return pandas.DataFrame(rows) if rows else pandas.DataFrame(columns=columns)

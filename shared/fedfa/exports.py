@@ -68,7 +68,7 @@ def write_pretrained(stored: Stored, folder: Path, allowed: Sequence[str]) -> No
         from fedfa.tasks.saving import save_pretrained  # imports torch
     except ImportError as error:
         raise Misconfigured(
-            f"pretrained: {error}; install the trainer's packages, as in fedfa[trainer]"
+            f"pretrained: {error}; in FedFa's checkout: pip install -e '.[trainer]'"
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
     save_pretrained(

@@ -79,7 +79,7 @@ class TensorBoard:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise Misconfigured(
-                f"--tensorboard: {error}; install it, as in pip install 'fedfa[tensorboard]'"
+                f"--tensorboard: {error}; in FedFa's checkout: pip install -e '.[tensorboard]'"
             ) from error
         place = folder / submitted.federation
         self.where = f"{place}; look at it by: tensorboard --logdir {folder}"
@@ -117,7 +117,7 @@ class MLflow:
             from mlflow.exceptions import MlflowException
         except ImportError as error:
             raise Misconfigured(
-                f"--mlflow: {error}; install it, as in pip install 'fedfa[mlflow]'"
+                f"--mlflow: {error}; in FedFa's checkout: pip install -e '.[mlflow]'"
             ) from error
         self._error = MlflowException
         self._uri = uri

@@ -45,6 +45,7 @@ NOT_RUN = {
     "fedfa local run silos.yaml": "needs three pools, as tests/services/test_pools.py has",
     "fedfa local up": "stays until Ctrl-C, as the `local run` here, which starts the same",
     "fedfa paper": "takes from minutes to hours; tests/unit/test_paper.py makes its tables",
+    "fedfa submit my_task.yaml": "of `fedfa new`, whose federation tests/unit/test_new.py trains",
     "fedfa simulate .* --id (?!first)\\S+": "as `--id first`, with another name or field",
     "fedfa simulate examples/digits.yaml$": "as `--id first`, with the file's name",
     "fedfa track .* --mlflow": "needs MLflow's server; tests/unit/test_habits.py tracks to MLflow",
@@ -54,7 +55,8 @@ NOT_RUN = {
 }
 NOT_RUN_PYTHON = {
     "docs/adding-a-task.md": "examples/my_task.py, which tests/unit/test_example_task.py runs",
-    "docs/tasks.md": "models from a hub, and what quickstart.md and lora.md have in parts",
+    "docs/tasks.md": "models from a hub, what quickstart.md and lora.md have in parts, and what "
+    "tests/unit/test_own_data.py runs",
     "docs/quickstart.md": "a model from a hub",
 }
 KEPT = "fedfa local run examples/digits.yaml --set rule.window=10"  # its services run the others

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedfa as library
-from fedfa.errors import InvalidInput, InvalidSpec, NotFound
+from fedfa.errors import InvalidInput, InvalidSpec, Misconfigured, NotFound
 from fedfa.history import HistoryReader
 from fedfa.rows import History
 from fedfa.store import DirectoryStore
@@ -188,6 +188,17 @@ def test_a_run_is_followed_version_by_version(runs: Path) -> None:
     ]
     assert followed[1].client == log.merged[0].client
     assert followed[0].seconds > 0
+
+
+def test_tables_without_pandas_say_what_to_install(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
+    run = library.Federation("short", runs=runs)
+    for table in (run.decisions, run.metrics):
+        with pytest.raises(Misconfigured, match=r"pip install pandas.*history\(\)"):
+            table()
+    assert len(run.history().rows) > 20
 
 
 def test_results_models_and_tables_of_a_run(runs: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The site of the documentation: built strictly, true to the code, and loading nothing foreign."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,25 +22,11 @@ NOT_FETCHED = {"canonical", "next", "prev"}  # rel of <link>
 pytestmark = pytest.mark.filterwarnings("default")  # of mkdocs and its extensions
 
 
-@pytest.fixture(scope="module", params=["before the results", "with the results"])
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    shutil.copytree(ROOT / "docs", folder / "docs")
-    if request.param == "before the results":
-        shutil.rmtree(folder / "docs/results", ignore_errors=True)
-        (folder / "docs/benchmarks.md").unlink(missing_ok=True)
-    elif not (folder / "docs/results/README.md").exists():
-        (folder / "docs/results").mkdir()
-        (folder / "docs/results/README.md").write_text("# What was measured\n")
-    build(
-        load_config(
-            str(ROOT / "mkdocs.yml"),
-            docs_dir=str(folder / "docs"),
-            site_dir=str(folder / "site"),
-            strict=True,
-        )
-    )
-    return folder / "site"
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
+    return folder
 
 
 class Fetched(HTMLParser):
@@ -115,10 +100,3 @@ def walk(path: str, command: object) -> Iterator[tuple[str, "typer.core.TyperCom
     else:
         for name, child in children.items():
             yield from walk(f"{path} {name}", child)
-
-
-def test_results_are_linked_once_they_are_there(site: Path) -> None:
-    choosing = (site / "choosing.html").read_text()
-    is_there = (site / "results/index.html").exists()
-    assert ('href="results/index.html"' in choosing) == is_there
-    assert "the committed results" in choosing

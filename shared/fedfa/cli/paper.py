@@ -238,7 +238,7 @@ def _introduction(wanted: Plan, targets: dict[str, float], found: dict[str, Outc
     lines = [
         f"# The paper's evaluation, profile {profile.name}",
         "",
-        f"    fedfa paper all --profile {profile.name} --seeds {wanted.seeds}",
+        f"```bash\nfedfa paper all --profile {profile.name} --seeds {wanted.seeds}\n```",
         "",
         f"Made with {_releases()}. `specs.json` has the spec of every run. Clients' delays are "
         "long-tailed (Pareto 1.5, one draw for each client); training itself takes no "

