@@ -48,6 +48,8 @@ class Worker:
 
     def carry_out(self, order: Answer) -> Answer:
         match order:
+            case {"do": "check"}:
+                return self._check()
             case {"do": "initialise"}:
                 return self._initialise()
             case {"do": "measure"}:
@@ -57,6 +59,13 @@ class Worker:
             case {"do": "evaluate"}:
                 return self._evaluate(ModelRef(**order["model"]), order["with_gradient"])
         raise ValueError(f"unknown order {order}")
+
+    def _check(self) -> Answer:
+        """Whether a federation can begin: its task and model were built already."""
+        birth, _ = training.first_version(self._submission.spec, self._task, self._module)
+        if (reason := ledger.why_unborn(self._submission, birth)) is not None:
+            raise InvalidInput(reason)
+        return {}
 
     def _initialise(self) -> Answer:
         """Version 0, as a trainer makes it."""
