@@ -76,6 +76,7 @@ bench: setup  ## every benchmark but those of bench-long; then docs/benchmarks.m
 	$(BIN)/python benchmarks/crew.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/scale.py --log-folder $(BENCH_LOG)
+	$(BIN)/python benchmarks/dashboard.py
 	$(BIN)/python benchmarks/report.py
 
 bench-long: setup  ## 438 MB models (8 GB of memory), time to an accuracy, prefetch, compression

@@ -24,7 +24,7 @@ PAGE = DOCS / "benchmarks.md"
 IMAGES = DOCS / "images"
 ORDER = (  # of the page
     *("merge", "aggregator", "dispatch", "concurrency", "crew", "prefetch", "scale", "speedup"),
-    *("smaller_updates", "recovery"),
+    *("smaller_updates", "recovery", "dashboard"),
 )
 INTRODUCTION = """\
 # Benchmarks

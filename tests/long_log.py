@@ -48,7 +48,7 @@ class LongLog:
     def __init__(self, root: Path, name: str) -> None:
         self._store = DirectoryStore(root)
         self._folder = root / name
-        self._name = name
+        self.name = name
         evaluation = {"every_versions": EVALUATED_EVERY}
         stop = {"target": {"metric": "accuracy", "value": 0.95}}
         fields = {"concurrency": SLOTS, "clients": CLIENTS, "evaluation": evaluation, "stop": stop}
@@ -73,7 +73,7 @@ class LongLog:
         client, version = self._clients[slot], max(0, n - WINDOW + 1)
         base = max(0, version - 1 - n % 7)
         staleness = max(0, version - (n >= WINDOW) - base)
-        key = f"{self._name}/updates/{slot}-{generation}/x-{DIGEST[:16]}.safetensors"
+        key = f"{self.name}/updates/{slot}-{generation}/x-{DIGEST[:16]}.safetensors"
         update = (
             f'{{"attempt":"x","base_version":{base},"client":"{client}","delay_seconds":0.5,'
             f'"digest":"{DIGEST}","job":{{"generation":{generation},"slot":{slot}}},'
@@ -96,8 +96,8 @@ class LongLog:
             f'{{"at":{at},"birth":null,"decisions":[{{"event":{{"cosine":null,"norm":0.5,'
             f'"outcome":"merged","step_norm":{step},"update":{update}}},"opened":[{{"client":'
             f'"{following}","job":{{"generation":{generation + 1},"slot":{slot}}}}}],'
-            f'"staleness":{staleness},"version":{version}}}],"federation":"{self._name}",'
-            f'"model":{{"digest":"{DIGEST}","key":"{keys.model(self._name, version, DIGEST)}",'
+            f'"staleness":{staleness},"version":{version}}}],"federation":"{self.name}",'
+            f'"model":{{"digest":"{DIGEST}","key":"{keys.model(self.name, version, DIGEST)}",'
             f'"version":{version}}},"n":{n},"previous":"{self._digest}","schema":1,"state":'
             f'{{"failures_in_a_row":0,"final_version":null,"first_step_norm":null,'
             f'"num_abandoned":0,"num_decisions":{n},"num_merged":{n},"num_rejected":0,"pools":{{}},'
@@ -111,7 +111,7 @@ class LongLog:
             self._evaluate(version, at)
 
     def move_head(self) -> None:
-        self._store.put(keys.head(self._name), canonical_json({"n": self.n}).encode())
+        self._store.put(keys.head(self.name), canonical_json({"n": self.n}).encode())
 
     def _evaluate(self, version: int, at: float) -> None:
         accuracy = round(0.94 - 0.84 * 0.9997**version, 6)

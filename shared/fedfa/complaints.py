@@ -5,7 +5,8 @@ YAML: they need the path as they wrote it, the value that is wrong, and what is 
 """
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -27,6 +28,12 @@ def describe(error: ValidationError, model: type[BaseModel] | None = None) -> st
     return "; ".join(dict.fromkeys(problems))
 
 
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """What a misspelt name was probably meant to be, in brackets; nothing if none is like it."""
+    close = get_close_matches(str(name), list(names), n=1, cutoff=0.7)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def _problem(problem: Any, model: type[BaseModel] | None) -> str:
     location = problem["loc"]
     kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
@@ -36,10 +43,11 @@ def _problem(problem: Any, model: type[BaseModel] | None) -> str:
     if is_scalar:
         text = "give text, a number, true, false or null"
     elif kind == "extra_forbidden":
-        text = f"no such field{_fields(around)}"
+        text = f"no such field{did_you_mean(path[-1], _names(around))}{_fields(around)}"
     elif kind == "union_tag_invalid":
         path, value = [*path, context["discriminator"].strip("'")], context["tag"]
-        text = f"there are: {context['expected_tags']}"
+        tags = context["expected_tags"].replace("'", "").split(", ")
+        text = f"no such name{did_you_mean(value, tags)}; there are: {', '.join(tags)}"
     elif kind == "missing":
         text = "is missing"
     elif kind == "union_tag_not_found":
@@ -86,8 +94,12 @@ def _tags(section: type[BaseModel]) -> set[Any]:
     }
 
 
+def _names(sections: Sections) -> list[str]:
+    return list(dict.fromkeys(name for section in sections for name in section.model_fields))
+
+
 def _fields(sections: Sections) -> str:
-    names = dict.fromkeys(name for section in sections for name in section.model_fields)
+    names = _names(sections)
     return f"; there are: {', '.join(names)}" if names else ""
 
 

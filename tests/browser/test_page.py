@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
-from fedfa import dashboard, keys
+from fedfa import dashboard, keys, manifests
 from fedfa.canonical import canonical_json
 from fedfa.federation import Client
 from fedfa.log import Birth
@@ -20,6 +21,7 @@ expect.set_options(timeout=60_000)
 
 EVIL = "<img src=x onerror=alert(1)>"
 VERSIONS = 100_000
+BACKGROUND = {"light": (244, 246, 248), "dark": (14, 19, 25)}
 HERE = Path(__file__).parent
 STATIC = Path(dashboard.__file__).parent / "static"
 ACCESSIBILITY = "".join(
@@ -114,6 +116,49 @@ def test_names_and_errors_that_contain_html_are_shown_as_text(page: Page, site: 
     assert page.locator("main img, main b:has(img)").count() == 0  # nothing of it was parsed
 
 
+def test_an_error_of_a_job_that_is_tried_again_is_shown_with_its_lines_and_whose_it_is(
+    page: Page, tmp_path: Path
+) -> None:
+    # given a running federation, and what its scheduler knows
+    log = LongLog(tmp_path, "long")
+    for _ in range(20):
+        log.add()
+    log.move_head()
+    newest = manifests.newest(DirectoryStore(tmp_path), "long")
+    assert newest is not None
+    slot = newest.manifest.state.slots[2]
+    failed = {
+        "task": "train",
+        "client": slot.client,
+        "slot": 2,
+        "generation": slot.generation,
+        "stage": "claimed",
+        "trainer": "trainer-1",
+        "failures": 2,
+        "error": 'ValueError: <b>upside down</b>\n  File "mine.py", line 7, in loss',
+    }
+    nobodys = {"slot": None, "generation": None, "client": None, "error": "KeyError: 'test'"}
+    known = {
+        "id": "long",
+        "messages": ["pool b is down, it has no trainer"],
+        "jobs": [failed, failed | nobodys | {"task": "evaluate"}],
+    }
+    site = Site(DirectoryStore(tmp_path), token=None, live=lambda: [known])
+    # when
+    page.goto(f"{site.url}/#/long")
+    # then
+    expect(page.locator("summary", has_text="Open jobs, 1 of which failed before")).to_be_visible()
+    row = page.get_by_role("region", name="Open jobs").locator("tbody tr").nth(2)
+    for text in (slot.client, "with a trainer", "trainer-1", "ValueError: <b>upside down</b>"):
+        expect(row).to_contain_text(text)
+    row.get_by_text("where", exact=True).click()
+    expect(row.locator("pre")).to_have_text('  File "mine.py", line 7, in loss')
+    expect(page.locator("p.warning")).to_have_text(
+        ["pool b is down, it has no trainer", "an evaluation failed: KeyError: 'test'"]
+    )
+    site.feed.close()
+
+
 def test_the_pages_code_never_parses_html() -> None:
     texts = {path.name: path.read_text() for path in STATIC.glob("*.js")}
     assert len(texts) > 5
@@ -176,18 +221,22 @@ def test_the_keyboard_alone_reads_the_page(page: Page, site: Site) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_is_readable_on_a_phone_and_in_the_dark(
-    page: Page, site: Site, theme: str, width: int
+    page: Page, site: Site, tmp_path: Path, theme: str, width: int
 ) -> None:
     page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
     page.set_viewport_size({"width": width, "height": 844})
-    for address in ("", "/#/fed", "/#/evil"):
+    for number, address in enumerate(("", "/#/fed", "/#/evil")):
         page.goto(f"{site.url}{address}")
         expect(page.locator(".federations li, .tiles dd span").first).to_be_visible()
         expect(page.locator(".uplot canvas").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate(f"{ACCESSIBILITY}.faint()") == []
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (background == "rgb(14, 19, 25)") == (theme == "dark")
+        picture = tmp_path / f"{theme}-{width}-{number}.png"  # pytest keeps the last runs' folders
+        page.screenshot(path=picture, full_page=True)
+        with Image.open(picture) as painted:
+            assert painted.width == width
+            corner = painted.convert("RGB").getpixel((0, painted.height - 1))
+        assert corner == BACKGROUND[theme]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import nbformat
 import pytest
@@ -90,7 +92,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
 
 
 @pytest.mark.timeout(300)
-def test_an_error_in_a_task_is_shown_by_status_with_its_lines_the_client_and_the_job(
+def test_an_error_in_a_task_is_shown_by_status_and_dashboard_with_its_lines_the_client_and_the_job(
     stack: LocalStack, tmp_path: Path
 ) -> None:
     # given a task whose loss raises
@@ -117,3 +119,12 @@ def test_an_error_in_a_task_is_shown_by_status_with_its_lines_the_client_and_the
     assert "tests/services/tasks.py" in shown.stdout
     assert 'raise ValueError("the labels are upside down")' in shown.stdout
     assert os.path.join("fedfa", "training.py") not in shown.stdout
+    # and the page draws it from the same log
+    port, view = stack.http_ports["scheduler"], dict[str, Any]()
+    while view.get("coverage") != 1.0:  # it is read bit by bit
+        with urlopen(f"http://127.0.0.1:{port}/api/federations/hopeless", timeout=20) as answer:
+            view = json.load(answer)
+    given_up = next(row for row in view["notable"] if row["outcome"] == "abandoned")
+    job = f"job {given_up['slot']}-{given_up['generation']}"
+    assert f"{given_up['client']}, {job}" == summary["refused"]
+    assert 'raise ValueError("the labels are upside down")' in given_up["reason"]

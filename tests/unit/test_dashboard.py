@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from fedfa import dashboard, keys, manifests
 from fedfa.dashboard.bounded import MOST_BINS, Histogram, Thinned
 from fedfa.dashboard.evaluations import Evaluations
+from fedfa.dashboard.feed import Live
 from fedfa.dashboard.follower import CHUNK, NEWEST, POINTS, ROWS, SAMPLE, Follower
 from fedfa.dashboard.view import view_of
 from fedfa.errors import NotFound
@@ -227,9 +228,11 @@ def test_evaluations_are_thinned_and_the_newest_is_always_there(
 class Site:
     """A dashboard over a folder, and what its control announced."""
 
-    def __init__(self, store: DirectoryStore, *, token: str | None, **routes: Route) -> None:
+    def __init__(
+        self, store: DirectoryStore, *, token: str | None, live: Live | None = None, **routes: Route
+    ) -> None:
         self.announced: list[Submitted] = []
-        self.feed = dashboard.Feed(store, readers=4, share=1.0)
+        self.feed = dashboard.Feed(store, readers=4, share=1.0, live=live)
         control = token and dashboard.Control(SecretStr(token), self.announced.append)
         app = dashboard.application(
             self.feed,

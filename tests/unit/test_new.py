@@ -3,13 +3,36 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from tests.unit.commands import Fedfa, assert_one_line
+from tests.unit.test_packaging import requirements
 
-REPOSITORY = Path(__file__).parents[2]
+# Python runs it at its start. Whoever looks for a hidden module is told that there is none.
+HIDING = """\
+from importlib.machinery import PathFinder
+
+HIDDEN = {hidden}
+found = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(
+    lambda name, *where: None if name.partition(".")[0] in HIDDEN else found(name, *where)
+)
+"""
+
+
+def foreign(*extras: str) -> set[str]:
+    """The modules of this environment that no requirement of fedfa with these extras brings."""
+    brought = {"fedfa"}.union(*(requirements("fedfa", extra) for extra in extras))
+    known = set(map(canonicalize_name, brought))
+    return {
+        module
+        for module, owners in packages_distributions().items()
+        if known.isdisjoint(map(canonicalize_name, owners))
+    }
 
 
 @pytest.fixture
@@ -38,11 +61,17 @@ def test_a_new_task_is_named_throughout(fedfa: Fedfa, here: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_its_own_tests_pass_and_it_runs_at_once(fedfa: Fedfa, here: Path) -> None:
-    # given nothing but FedFa: no path to the checkout's other folders, no setting
+    # given what its Makefile asks for: no setting, and no package that fedfa[trainer,cli] lacks
     assert fedfa("new", "demo_task").code == 0
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FEDFA_")
     }
+    (here / "site").mkdir()
+    (here / "site/sitecustomize.py").write_text(HIDING.format(hidden=foreign("trainer", "cli")))
+    environment["PYTHONPATH"] = f"{here / 'site'}:{environment.get('PYTHONPATH', '')}"
+    command = [sys.executable, "-c", "import torch, typer, pytest"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "No module named 'pytest'" in done.stderr
     # when, with a whole federation among them
     done = subprocess.run(
         ["make", "test", f"PYTHON={sys.executable}"],

@@ -311,11 +311,15 @@ def append(text):
         ("tabular", {"features": "height,depth"}, r"no column depth; there are: garden, height"),
         ("tabular", {"client": None}, r"one table has all examples"),
         ("tabular", {"test_share": 0.01}, r"no client has enough examples to hold out 0\.01"),
-        ("images", {"model": "resnet19"}, r"resnet19 is not in torchvision; there are: alexnet,"),
+        (
+            "images",
+            {"model": "resnet19"},
+            r"resnet19 is not in torchvision \(did you mean resnet18\?\); there are: alexnet,",
+        ),
         (
             "images",
             {"model": "alexnet"},
-            r"image_size: alexnet cannot take 32 x 32 pixels: .*take 64",
+            r"image_size: alexnet cannot take 32 x 32 pixels: .*take 64, or 224, which it is",
         ),
         ("images", {"model": "vit_b_16", "image_size": 30}, r"vit_b_16 cannot take 30 .*take 32"),
         ("images", {"model": "mnasnet0_5"}, r"model: torchvision cannot load mnasnet0_5 from"),

@@ -185,6 +185,13 @@ def test_another_spec_does_not_go_on_with_this_run(reference: Path) -> None:
         simulate(reference, spec_with(), step_seconds=0.5)
 
 
+def test_a_spec_that_failed_before_its_first_model_may_be_corrected(tmp_path: Path) -> None:
+    with pytest.raises(TaskFailed, match=r"nrm: no such field \(did you mean norm\?\)"):
+        simulate(tmp_path, spec_with(task={"name": "digits", "options": {"nrm": "batch"}}))
+    whole = simulate(tmp_path, spec_with(stop={"updates": 2}))
+    assert whole[-1].state.status == "finished"
+
+
 def test_a_reached_target_ends_the_run_at_the_evaluated_version(tmp_path: Path) -> None:
     stop = {"updates": 24, "target": {"metric": "accuracy", "value": 0.05}}
     whole = simulate(tmp_path, spec_with(stop=stop, evaluation={"every_versions": 3}))

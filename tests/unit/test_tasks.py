@@ -67,7 +67,7 @@ def test_an_installed_task_is_found_by_its_name():
 
 
 def test_a_task_that_is_not_installed_is_refused_with_what_there_is():
-    with pytest.raises(UnknownTask, match=r"speech is not installed.*cifar10, digits.*install"):
+    with pytest.raises(UnknownTask, match=r"speech is not installed; .*cifar10, digits.*install"):
         load(spec_for("speech"), allowed=["*"])
 
 

@@ -8,6 +8,7 @@ import typer
 
 from fedfa import connections, spec_files, submission
 from fedfa.cli import console
+from fedfa.complaints import did_you_mean
 from fedfa.errors import InvalidInput, InvalidSpec
 from fedfa.merge import window_of
 from fedfa.messages import MAX_TEXT_CHARACTERS
@@ -50,10 +51,8 @@ def submit(spec: SpecFile, federation: NewId = None, assignments: Assignments = 
     broker = connections.broker_settings()
     submitted = submission.submit(connections.store(), checked, federation)
     if not is_installed(checked.task.name):
-        console.warn(
-            f"task.name: {checked.task.name} is not installed here (there are: "
-            f"{', '.join(installed_tasks())}); {federation} waits until a trainer has it"
-        )
+        missing = _not_installed(checked.task.name)
+        console.warn(f"{missing}; {federation} waits until a trainer has it")
     warn_of(checked)
     tell_scheduler(submitted, broker, "submitted")
     print(federation)
@@ -97,10 +96,15 @@ def is_installed(task: str) -> bool:
 def check_task(spec: FederationSpec) -> None:
     """Raise InvalidSpec unless a run on this machine has the task."""
     if not is_installed(spec.task.name):
-        raise InvalidSpec(
-            f"task.name: {spec.task.name} is not installed, there are: "
-            f"{', '.join(installed_tasks())}; or name it as module:Class"
-        )
+        raise InvalidSpec(f"{_not_installed(spec.task.name)}; or name it as module:Class")
+
+
+def _not_installed(task: str) -> str:
+    names = installed_tasks()
+    return (
+        f"task.name: {task} is not installed here{did_you_mean(task, names)}; there are: "
+        f"{', '.join(names)}"
+    )
 
 
 def allowed_modules(spec: FederationSpec) -> list[str]:

@@ -19,6 +19,8 @@ from fedfa.cli.control import Assignments, NewId, SpecFile
 from fedfa.history import HistoryReader
 from fedfa.pools import DEFAULT_POOL
 from fedfa.rows import History
+from fedfa.simulate import simulation
+from fedfa.spec import FederationSpec
 from fedfa.store import ObjectStore
 from fedfa.summary import Summary, summarize
 
@@ -90,6 +92,8 @@ def run(
             jobs_per_trainer=jobs_per_trainer,
             task_allow=",".join(control.allowed_modules(checked)),
         )
+        if trainers and not _reads_private_bucket(stack, checked):
+            simulation.check(checked, task_allow=control.allowed_modules(checked))
         with stack:
             store = stack.store()
             submitted = submission.submit(store, checked, federation)
@@ -160,6 +164,12 @@ def _stack(data: Path | None, **options: Any) -> "LocalStack":
     stack = LocalStack(data, **options)
     console.say(f"starting {stack.description} ...")
     return stack
+
+
+def _reads_private_bucket(stack: "LocalStack", spec: FederationSpec) -> bool:
+    """Whether the task's data lies in the bucket that is still to be started."""
+    places = map(str, spec.task.options.values())
+    return stack.needs_bucket and any(place.startswith("s3://") for place in places)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

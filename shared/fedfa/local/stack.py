@@ -65,7 +65,7 @@ class LocalStack:
         self._environment = dict(os.environ)
         self._dashboard_token = os.environ.get(TOKEN) or secrets.token_urlsafe(16)
         self._needs_broker = not os.environ.get("FEDFA_AMQP_URL")
-        self._needs_bucket = not any(os.environ.get(name) for name in STORE_VARIABLES)
+        self.needs_bucket = not any(os.environ.get(name) for name in STORE_VARIABLES)
         self._service_environments: dict[str, dict[str, str]] = {}
         self._restarts: deque[float] = deque()
         self._cleanup = ExitStack()
@@ -75,7 +75,7 @@ class LocalStack:
     @property
     def description(self) -> str:
         """What it consists of, for people."""
-        servers = ["RabbitMQ"] * self._needs_broker + ["SeaweedFS"] * self._needs_bucket
+        servers = ["RabbitMQ"] * self._needs_broker + ["SeaweedFS"] * self.needs_bucket
         trainers = f"{len(self._pools)} trainer{'s' * (len(self._pools) != 1)}"
         return ", ".join([*servers, "aggregator", "scheduler", trainers])
 
@@ -193,7 +193,7 @@ class LocalStack:
             self.rabbitmq = RabbitMQ(self.folder / "rabbitmq")
             starting.append(starters.submit(self.rabbitmq.start))
             self._environment["FEDFA_AMQP_URL"] = self.rabbitmq.url
-        if self._needs_bucket:
+        if self.needs_bucket:
             self.seaweedfs = SeaweedFS(self.folder / "s3")
             starting.append(starters.submit(self.seaweedfs.start))
             self._environment |= {

@@ -25,6 +25,11 @@ Evaluated = dict[str, float] | NotFinite
 
 
 @dataclass(frozen=True, slots=True)
+class Check(Order[None]):
+    """Raise what would keep a federation from its birth."""
+
+
+@dataclass(frozen=True, slots=True)
 class Initialise(Order[ModelRef]):
     """Make version 0, as a trainer does."""
 

@@ -8,6 +8,7 @@ interrupted anywhere goes on to the same bytes.
 
 import heapq
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from fedfa.replica import Replica, decide, merge, needs_base
 from fedfa.sections import KeepBounded, Stop
 from fedfa.simulate.durations import train_seconds
 from fedfa.simulate.orders import (
+    Check,
     Evaluate,
     Evaluated,
     Initialise,
@@ -74,7 +76,8 @@ class Flight:
 def submit(store: DirectoryStore, spec: FederationSpec, federation: str) -> Submitted:
     """Create spec.json, or find the same one there: then the run goes on.
 
-    Its uid follows from the spec, so that two runs of one spec write the same bytes.
+    Another spec there that came to no version 0 was wrong: it gives way. The uid follows from the
+    spec, so that two runs of one spec write the same bytes.
     """
     fields = canonical_json(spec.model_dump(mode="json"))
     submission = Submitted(
@@ -87,11 +90,14 @@ def submit(store: DirectoryStore, spec: FederationSpec, federation: str) -> Subm
     try:
         store.create(keys.spec(federation), body)
     except AlreadyExists:
-        if store.get(keys.spec(federation)) != body:
+        if store.get(keys.spec(federation)) == body:
+            return submission
+        if store.exists(keys.manifest(federation, manifests.FIRST)):
             raise InvalidSpec(
                 f"id: {federation} in {store.name} is a run of another spec; choose another --id "
                 "or --out, or delete it"
             ) from None
+        store.put(keys.spec(federation), body)
     return submission
 
 
@@ -145,6 +151,17 @@ def simulation(
     with workers:
         clock = clock_of(store, federation, workers, step_seconds=step_seconds, threads=threads)
         yield Simulation(store, submission, workers, clock, with_gradient=with_gradient)
+
+
+def check(spec: FederationSpec, *, task_allow: Sequence[str] = ()) -> None:
+    """Build the spec's task, model and clients as for version 0, in a worker, and begin nothing.
+
+    Raises TaskFailed with what a trainer would fail with.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedfa-") as folder:
+        submit(DirectoryStore(Path(folder)), spec, "check")
+        with Workers(Path(folder), "check", number=1, threads=1, task_allow=task_allow) as workers:
+            workers.submit(Check(), urgency=(BEFORE_ALL,)).result()
 
 
 class Simulation:

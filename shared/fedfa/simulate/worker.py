@@ -19,11 +19,13 @@ import torch
 
 from fedfa import keys, ledger, manifests, modules, training, update_files
 from fedfa.canonical import sha256
+from fedfa.errors import InvalidInput
 from fedfa.events import Update
 from fedfa.log import Birth, ModelRef
 from fedfa.messages import UpdateReady
 from fedfa.randomness import prf
 from fedfa.simulate.orders import (
+    Check,
     Evaluate,
     Evaluated,
     Failed,
@@ -41,7 +43,7 @@ from fedfa.tracebacks import explain
 
 GRADIENT_BATCH = 500
 
-AnyOrder = Initialise | Measure | Train | Evaluate
+AnyOrder = Check | Initialise | Measure | Train | Evaluate
 
 
 class Worker:
@@ -59,6 +61,8 @@ class Worker:
     def carry_out(self, order: AnyOrder) -> object:
         """Its answer, as the order says."""
         match order:
+            case Check():
+                return self._check()
             case Initialise():
                 return self._initialise()
             case Measure():
@@ -67,6 +71,12 @@ class Worker:
                 return self._train(order)
             case Evaluate():
                 return self._evaluate(order)
+
+    def _check(self) -> None:
+        """A task and a model were built already."""
+        birth, _ = training.first_version(self._submission.spec, self._task, self._module)
+        if (reason := ledger.why_unborn(self._submission, birth)) is not None:
+            raise InvalidInput(reason)
 
     def _initialise(self) -> ModelRef:
         """Version 0, as a trainer makes it."""

@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from fedfa.complaints import describe
+from fedfa.complaints import describe, did_you_mean
 from fedfa.errors import InvalidSpec, UnknownTask
 from fedfa.sections import Section
 from fedfa.spec import FederationSpec
@@ -116,9 +116,11 @@ def clients_of(task: Task) -> dict[str, int]:
 def _installed(name: str) -> Any:
     found = entry_points(group=GROUP, name=name)
     if not found:
+        names = task_names()
         raise UnknownTask(
-            f"task.name: {name} is not installed, there are: {', '.join(task_names())}; "
-            f"install the package whose entry point {GROUP} it is, or name it as module:Class"
+            f"task.name: {name} is not installed{did_you_mean(name, names)}; there are: "
+            f"{', '.join(names)}; install the package whose entry point {GROUP} it is, or name it "
+            "as module:Class"
         )
     try:
         return next(iter(found)).load()

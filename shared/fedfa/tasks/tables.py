@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedfa.complaints import did_you_mean
 from fedfa.errors import InvalidData
 
 SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -104,8 +105,8 @@ def _checked(file: Path, found: Mapping[str, list[Any]], columns: Mapping[str, C
     for wanted, convert in columns.items():
         if wanted not in found:
             raise InvalidData(
-                f"{file}: no column {wanted}; there are: {', '.join(found) or 'none'}; "
-                "task.options says which is which"
+                f"{file}: no column {wanted}{did_you_mean(wanted, found)}; there are: "
+                f"{', '.join(found) or 'none'}; task.options says which is which"
             )
         values: list[Any] = []
         for row, value in enumerate(found[wanted], 1):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from fedfa.complaints import did_you_mean
 from fedfa.errors import InvalidSpec
 
 try:
@@ -19,7 +20,7 @@ except (ImportError, RuntimeError) as error:  # the second: it was built for ano
         "install both with one command from one index, both for CPU or both for CUDA"
     ) from error
 
-SIZES = (32, 64, 96, 128, 224)  # that an error proposes
+SIZES = (32, 64, 96, 128)  # that an error proposes, for small pictures
 
 
 def by_name(name: str, num_classes: int, image_size: int) -> nn.Module:
@@ -30,7 +31,8 @@ def by_name(name: str, num_classes: int, image_size: int) -> nn.Module:
     names = models.list_models(module=models)
     if name not in names:
         raise InvalidSpec(
-            f"task.options.model: {name} is not in torchvision; there are: {', '.join(names)}"
+            f"task.options.model: {name} is not in torchvision{did_you_mean(name, names)}; "
+            f"there are: {', '.join(names)}"
         )
     if name.startswith("mnasnet"):  # its load_state_dict wants a version, which no safetensors has
         raise InvalidSpec(
@@ -41,9 +43,10 @@ def by_name(name: str, num_classes: int, image_size: int) -> nn.Module:
         model: nn.Module = models.get_model(name, **arguments(name, num_classes, image_size))
         _show(model.eval(), image_size)
     except (AssertionError, RuntimeError, ValueError) as error:
+        because = " ".join(str(error).split())  # some are of several lines
         raise InvalidSpec(
             f"task.options.image_size: {name} cannot take {image_size} x {image_size} pixels: "
-            f"{error}; take {_size_for(name)}, say"
+            f"{because}; take {_sizes_for(name)}"
         ) from error
     return model.train()
 
@@ -78,13 +81,14 @@ def _show(model: nn.Module, image_size: int) -> None:
     functional_call(model, shapes, (picture,))
 
 
-def _size_for(name: str) -> int:
-    """The least of SIZES that this model takes; 224 is what most are made for."""
-    for size in SIZES[:-1]:
+def _sizes_for(name: str) -> str:
+    """The least of SIZES that this model takes, and the one that torchvision trained it for."""
+    usual = models.get_model_weights(name).DEFAULT.transforms.keywords["crop_size"]
+    for size in SIZES:
         with suppress(AssertionError, RuntimeError, ValueError), torch.device("meta"):
             _show(models.get_model(name, **arguments(name, 2, size)).eval(), size)
-            return size
-    return SIZES[-1]
+            return f"{size}, or {usual}, which it is made for"
+    return f"{usual}, which it is made for"
 
 
 def small_resnet18(width: int, num_classes: int) -> ResNet:
