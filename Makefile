@@ -79,13 +79,14 @@ bench: setup  ## every benchmark but those of bench-long; then docs/benchmarks.m
 	$(BIN)/python benchmarks/dashboard.py
 	$(BIN)/python benchmarks/report.py
 
-bench-long: setup  ## 438 MB models (8 GB of memory), time to an accuracy, prefetch, compression
+bench-long: setup  ## 438 MB models (8 GB of memory), time to an accuracy, prefetch, compression, BatchNorm
 	$(BIN)/python benchmarks/merge.py --models bert
 	$(BIN)/python benchmarks/aggregator.py --models bert
 	$(BIN)/python benchmarks/speedup.py
 	$(BIN)/python benchmarks/prefetch.py
 	$(BIN)/python benchmarks/smaller_updates.py
 	$(if $(FEDFA_DATA),$(BIN)/python benchmarks/smaller_updates.py --tasks cifar10)
+	$(if $(FEDFA_DATA),$(BIN)/python benchmarks/batchnorm.py)
 	$(BIN)/python benchmarks/report.py
 
 check: $(VENV)/.installed  ## format, lint, types, import rules

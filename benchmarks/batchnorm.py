@@ -5,11 +5,9 @@
 One simulated run of a narrow ResNet18 on CIFAR-10 for each split and seed. At every evaluated
 version the same weights are measured with three sets of statistics: the committed ones, which move
 with the weights (beta = server_lr / K); the mean of the last K updates' statistics (beta = 1); and
-those computed anew from training images, which no server could do, as it has none. Prints Markdown.
+those computed anew from training images, which no server could do, as it has none.
 """
 
-import argparse
-import itertools
 import statistics
 import tempfile
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from results import Group, options, write
 from torch import nn
 
 from fedfa import ledger, manifests, modules, training
@@ -33,29 +32,29 @@ SPLITS: dict[str, dict[str, Any]] = {
     "IID": {"kind": "iid"},
     "Dirichlet 0.3": {"kind": "dirichlet", "alpha": 0.3},
 }
+LAST, MEAN, BEST = "accuracy at the end", "mean over the run", "best accuracy"
 COMMITTED, WINDOWED, ANEW = "beta = 1/K (committed)", "beta = 1", "computed anew"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--width", type=int, default=8)
     given = parser.parse_args()
-    print("| split | seed | statistics | accuracy at the end | mean over the run | best |")
-    print("|---|---:|---|---:|---:|---:|")
-    for (split, partition), seed in itertools.product(SPLITS.items(), given.seeds):
-        spec = parse(fields(partition, seed, given.updates, given.width))
-        with tempfile.TemporaryDirectory() as folder:
-            measured = run(Path(folder), spec)
-        for name, accuracies in measured.items():
-            print(
-                f"| {split} | {seed} | {name} | {accuracies[-1]:.3f} | "
-                f"{statistics.fmean(accuracies):.3f} | {max(accuracies):.3f} |",
-                flush=True,
-            )
+    for split, partition in SPLITS.items():
+        cases: dict[str, dict[str, list[float]]] = {
+            name: {LAST: [], MEAN: [], BEST: []} for name in (COMMITTED, WINDOWED, ANEW)
+        }
+        for seed in given.seeds:
+            spec = parse(fields(partition, seed, given.updates, given.width))
+            with tempfile.TemporaryDirectory() as folder:
+                measured = run(Path(folder), spec)
+            for name, accuracies in measured.items():
+                cases[name][LAST].append(accuracies[-1])
+                cases[name][MEAN].append(statistics.fmean(accuracies))
+                cases[name][BEST].append(max(accuracies))
+        write(given.results, "batchnorm", Group(split, cases, {}))
 
 
 def fields(partition: dict[str, Any], seed: int, updates: int, width: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a finished update to the next job in a trainer's hands, with 1, 10 and 100 federations.
+"""From a finished update to the next job in a trainer's hands; how late the scheduler's loop is.
 
     python benchmarks/dispatch.py
 
@@ -7,10 +7,21 @@ clock runs from the moment before UpdateReady (0.15 MB, stored already) is publi
 of the slot's next TrainJob. `alone`: one update at a time, the federations in turn. `full`: every
 job is finished as soon as it is claimed. The floor is what any such path costs here: two confirmed
 messages through the same broker and one 0.15 MB object written to the same bucket.
+
+`handed back`: from JobReleased to the same job again. The scheduler does that by itself, with one
+look at the bucket, and hears it in the same queue as heartbeats: so much later than alone as it is
+among full traffic (every tenth job is handed back), so late is its loop. The aim is a loop that
+does not fall behind with 10,000 clients, be they of 50 federations or of one with Mc = 1,000.
+
+The aims for `alone` are for a machine with nothing else to do: see the load average.
 """
 
+import itertools
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 from measure import percentile, template
 from played import Played, numbers
@@ -25,60 +36,96 @@ from fedfa.spec import parse
 from fedfa.tensor_files import file_parts
 from fedfa.topology import Queue, Route
 
-SLOTS = 4
+HANDED_BACK_EVERY = 10  # jobs of full traffic
 LEASE_SECONDS = 3600
 PATIENCE_SECONDS = 60.0
 P50, P99, RATE = "p50 ms", "p99 ms", "jobs/s"
 FLOOR = "floor: two messages, one object"
 
+Answer = Callable[[Trainers, TrainJob], Callable[[], None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """slots and clients are those of each federation."""
+
+    federations: int
+    slots: int
+    clients: int
+
+    def __str__(self) -> str:
+        plural = "s" * (self.federations > 1)
+        return (
+            f"{self.federations} federation{plural} of Mc = {self.slots:,} and "
+            f"{self.clients:,} clients"
+        )
+
+
+SIZES = (
+    Size(1, 4, 16),
+    Size(10, 4, 16),
+    Size(100, 4, 16),
+    Size(50, 20, 200),
+    Size(1, 1000, 10_000),
+)
+
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--federations", nargs="+", type=int, default=[1, 10, 100])
+    parser.add_argument(
+        "--sizes", nargs="+", type=size, default=SIZES, help="each FEDERATIONSxMcxCLIENTS"
+    )
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--full-seconds", type=float, default=10.0)
     given = parser.parse_args()
-    for number in given.federations:
+    for each in given.sizes:
         with Stage() as stage:
-            cases = measure(stage, number, samples=given.samples, seconds=given.full_seconds)
-        name = f"{number} federation{'s' * (number > 1)}, {SLOTS} jobs each"
+            cases = measure(stage, each, samples=given.samples, seconds=given.full_seconds)
         baselines = {P50: [FLOOR], P99: [FLOOR]}
-        write(given.results, "dispatch", Group(name, cases, baselines))
+        write(given.results, "dispatch", Group(str(each), cases, baselines))
+
+
+def size(text: str) -> Size:
+    return Size(*map(int, text.split("x")))
 
 
 def measure(
-    stage: Stage, number: int, *, samples: int, seconds: float
+    stage: Stage, case: Size, *, samples: int, seconds: float
 ) -> dict[str, dict[str, list[float]]]:
-    federations = dict(submitted(stage, number))
-    trainers = Trainers(stage, federations, at_once=2 * SLOTS * number)
+    federations = dict(submitted(stage, case))
+    num_jobs = case.federations * case.slots
+    trainers = Trainers(stage, federations, at_once=2 * num_jobs)
     stage.start(AGGREGATOR)
     stage.start(SCHEDULER, FEDFA_LEASE_TTL_SECONDS=str(LEASE_SECONDS))
     for played in federations.values():
         trainers.publish(submission.start_message(played.submitted))
-    jobs = take(trainers, SLOTS * number)
+    jobs = deque(take(trainers, num_jobs))
     floors = list(floor(stage, samples))
-    jobs, latencies = one_by_one(trainers, jobs, samples)
-    rate, under_load = at_full_speed(trainers, jobs, seconds)
+    alone = one_by_one(trainers, jobs, samples, finish)
+    alone_back = one_by_one(trainers, jobs, samples, hand_back)
+    full, full_back = at_full_speed(trainers, jobs, seconds)
     return {
-        FLOOR: {P50: [percentile(floors, 0.5)], P99: [percentile(floors, 0.99)]},
-        "alone": {P50: [percentile(latencies, 0.5)], P99: [percentile(latencies, 0.99)]},
-        "full": {
-            P50: [percentile(under_load, 0.5)],
-            P99: [percentile(under_load, 0.99)],
-            RATE: [rate],
-        },
+        FLOOR: percentiles(floors),
+        "alone": percentiles(alone),
+        "full": percentiles(full) | {RATE: [len(full) / seconds]},
+        "handed back, alone": percentiles(alone_back),
+        "handed back, full": percentiles(full_back),
     }
 
 
-def submitted(stage: Stage, number: int) -> Iterator[tuple[str, Played]]:
+def percentiles(milliseconds: list[float]) -> dict[str, list[float]]:
+    return {P50: [percentile(milliseconds, 0.5)], P99: [percentile(milliseconds, 0.99)]}
+
+
+def submitted(stage: Stage, case: Size) -> Iterator[tuple[str, Played]]:
     vector = numbers(template("lora"))
     fields = {
         "rule": {"name": "fedfa-delta", "window": 5},
-        "concurrency": SLOTS,
-        "clients": 4 * SLOTS,
+        "concurrency": case.slots,
+        "clients": case.clients,
         "evaluation": {"every_versions": 1_000_000},
     }
-    for at in range(number):
+    for at in range(case.federations):
         name = f"dispatch-{at:03d}"
         yield name, Played(stage.store, submission.submit(stage.store, parse(fields), name), vector)
 
@@ -94,41 +141,54 @@ def take(trainers: Trainers, number: int) -> list[TrainJob]:
     return jobs
 
 
+def finish(trainers: Trainers, job: TrainJob) -> Callable[[], None]:
+    return partial(trainers.deliver, trainers.prepare(job))
+
+
+def hand_back(trainers: Trainers, job: TrainJob) -> Callable[[], None]:
+    return partial(trainers.hand_back, job)
+
+
 def one_by_one(
-    trainers: Trainers, jobs: list[TrainJob], samples: int
-) -> tuple[list[TrainJob], list[float]]:
-    """The jobs that are open then, and the milliseconds of each exchange."""
+    trainers: Trainers, jobs: deque[TrainJob], samples: int, answer: Answer
+) -> list[float]:
+    """The milliseconds of each exchange; `jobs` are those that are open, before and after."""
     latencies: list[float] = []
     for _ in range(samples):
-        job, *jobs = jobs
-        update = trainers.prepare(job)
+        send = answer(trainers, jobs.popleft())
         time.sleep(0.02)  # what the file's writing left to do is done
         started = time.perf_counter()
-        trainers.deliver(update)
+        send()
         arrived = trainers.take(PATIENCE_SECONDS)
-        assert arrived, f"no job for {PATIENCE_SECONDS:g} s after {update.key}"
+        assert arrived, f"no job for {PATIENCE_SECONDS:g} s"
         latencies.append((arrived[0][1] - started) * 1e3)
-        jobs = [*jobs, *(each for each, _ in arrived)]
-    return jobs, latencies
+        jobs.extend(job for job, _ in arrived)
+    return latencies
 
 
 def at_full_speed(
-    trainers: Trainers, jobs: list[TrainJob], seconds: float
-) -> tuple[float, list[float]]:
-    """Jobs per second, and the milliseconds from each delivery to its slot's next job."""
-    delivered: dict[tuple[str, int], float] = {}
-    latencies: list[float] = []
+    trainers: Trainers, jobs: deque[TrainJob], seconds: float
+) -> tuple[list[float], list[float]]:
+    """Milliseconds to the slot's next job, from each delivery and from each hand-back."""
+    latencies: dict[Answer, list[float]] = {finish: [], hand_back: []}
+    sent: dict[tuple[str, int], tuple[Answer, float]] = {}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for job in jobs:
-            update = trainers.prepare(job)
-            delivered[job.federation, job.slot] = time.perf_counter()
-            trainers.deliver(update)
-        arrived = trainers.take(PATIENCE_SECONDS)
-        assert arrived, f"no job for {PATIENCE_SECONDS:g} s"
-        jobs = [job for job, _ in arrived]
-        latencies += [(at - delivered[job.federation, job.slot]) * 1e3 for job, at in arrived]
-    return len(latencies) / seconds, latencies
+    for turn in itertools.count(1):
+        if time.perf_counter() >= end:
+            break
+        if jobs:
+            job = jobs.popleft()
+            answer = finish if turn % HANDED_BACK_EVERY else hand_back
+            send = answer(trainers, job)
+            sent[job.federation, job.slot] = answer, time.perf_counter()
+            send()
+        arrived = trainers.take(0.0 if jobs else PATIENCE_SECONDS)
+        assert arrived or jobs, f"no job for {PATIENCE_SECONDS:g} s"
+        for job, at in arrived:
+            answer, since = sent[job.federation, job.slot]
+            latencies[answer].append((at - since) * 1e3)
+            jobs.append(job)
+    return latencies[finish], latencies[hand_back]
 
 
 def floor(stage: Stage, samples: int) -> Iterator[float]:

@@ -4,11 +4,11 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 
 from fedfa.kernel import kernel
+from fedfa.simulate.workers import processor
 from fedfa.tensors import Template, Tensor
 
 
@@ -33,10 +33,8 @@ def percentile(samples: list[float], share: float) -> float:
 
 def machine() -> dict[str, object]:
     """Where these results are from, and how busy it was: without that they say little."""
-    text = Path("/proc/cpuinfo").read_text()
-    models = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
     return {
-        "processor": models[0] if models else platform.processor(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "numpy": np.__version__,

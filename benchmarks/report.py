@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import aims
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 from results import FOLDER, Curves, Group, benchmarks, read, table
@@ -24,7 +25,7 @@ PAGE = DOCS / "benchmarks.md"
 IMAGES = DOCS / "images"
 ORDER = (  # of the page
     *("merge", "aggregator", "dispatch", "concurrency", "crew", "prefetch", "scale", "speedup"),
-    *("smaller_updates", "recovery", "dashboard"),
+    *("smaller_updates", "batchnorm", "recovery", "dashboard"),
 )
 INTRODUCTION = """\
 # Benchmarks
@@ -32,7 +33,9 @@ INTRODUCTION = """\
 Written by `python benchmarks/report.py` from the files in `benchmarks/results`; not by hand. Every
 figure is a median, with its quartiles where it was repeated. Compare cases within one table: they
 were measured in turn, on the machine that is named below it. `x` columns are ratios of medians to
-the case in their heading.
+the case in their heading. Where there is an aim, the median that it is about stands beside it.
+
+Nothing here is about a GPU: how a trainer compares there with a plain PyTorch loop is not measured.
 """
 
 
@@ -57,15 +60,15 @@ def main() -> None:
 
 
 def page(folder: Path) -> str:
-    names = sorted(benchmarks(folder), key=ORDER.index)
-    return "\n".join([INTRODUCTION, *(section(name, folder) for name in names)])
+    return "\n".join([INTRODUCTION, *(section(name, folder) for name in ORDER)])
 
 
 def section(name: str, folder: Path) -> str:
-    """What is measured, in its own words, then a table for each group."""
+    """What is measured, in its own words, then a table for each group, and what is not there."""
     images = {group.name: path.name for path, group in plotted(name, folder)}
     lines = [f"## {name}\n", described(name), ""]
-    for group in read(folder, name):
+    groups = read(folder, name)
+    for group in groups:
         lines += [f"### {group.name}\n", group.table(), ""]
         if group.name in images:
             lines += [f"![{group.name}](images/{images[group.name]})\n"]
@@ -75,6 +78,11 @@ def section(name: str, folder: Path) -> str:
             f"Python {machine['python']}, {machine['at']}, load average "
             f"{float(str(machine['load_average'])):.1f} at the end\n"
         ]
+        if said := list(aims.of_group(name, group)):
+            lines += ["Aims:\n", *(f"- {each}" for each in said), ""]
+    names = {group.name for group in groups}
+    if missing := [f"`{each}`" for each in aims.RARE.get(name, ()) if each not in names]:
+        lines += [f"No results yet: {', '.join(missing)}.\n"]
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from fedfa.messages import (
     EvalJob,
     EvalReady,
     InitModel,
+    JobReleased,
     JobStarted,
     TrainJob,
     UpdateReady,
@@ -75,20 +76,16 @@ class Trainers:
     def deliver(self, update: UpdateReady) -> None:
         self._publisher.publish(update, UPDATES)
 
+    def hand_back(self, job: TrainJob) -> None:
+        """The scheduler will hand it out again."""
+        released = JobReleased.model_validate(_facts(job) | {"reason": "handed back"})
+        self._publisher.publish(released, EVENTS)
+
     def _claim(self, delivery: Delivery) -> TrainJob | None:
         message = delivery.message()
         match message:
             case TrainJob():
-                started = JobStarted(
-                    federation=message.federation,
-                    uid=message.uid,
-                    task="train",
-                    slot=message.slot,
-                    generation=message.generation,
-                    attempt=message.attempt,
-                    trainer=NAME,
-                    pools=(DEFAULT_POOL,),
-                )
+                started = JobStarted.model_validate(_facts(message))
                 self._publisher.publish(started, EVENTS)
                 self._publisher.publish(started, BROADCAST)
             case InitModel():
@@ -107,3 +104,17 @@ class Trainers:
         store.put(keys.evaluation(job.federation, job.version), canonical_json(fields).encode())
         ready = EvalReady(federation=job.federation, uid=job.uid, version=job.version)
         self._publisher.publish(ready, EVENTS)
+
+
+def _facts(job: TrainJob) -> dict[str, object]:
+    """What every message about it says."""
+    return {
+        "federation": job.federation,
+        "uid": job.uid,
+        "task": "train",
+        "slot": job.slot,
+        "generation": job.generation,
+        "attempt": job.attempt,
+        "trainer": NAME,
+        "pools": (DEFAULT_POOL,),
+    }

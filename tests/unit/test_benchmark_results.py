@@ -1,6 +1,8 @@
 """The benchmarks' own arithmetic: what a table, a file and a comparison say."""
 
 import sys
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+import aims
 import report
 import results
 
@@ -51,6 +54,30 @@ def test_a_comparison_marks_what_lies_outside_both_spreads(
     results.write(tmp_path / "new", "merge", group(naive=now))
     *_, row = report.comparison(tmp_path / "old", tmp_path / "new").splitlines()
     assert row.split("|")[-2].strip() == mark
+
+
+def test_an_aim_is_met_or_missed_by_the_median_over_the_least_of_those_it_names() -> None:
+    # given
+    measured = group(naive=[8.0, 10.0, 90.0], other=[4.0, 5.0, 6.0], ours=[2.0, 2.5, 3.0])
+    aim = aims.Aim("K = *", "ours", "ms", "at most", 0.5, ("naive", "other", "absent"), "the best")
+    # then
+    assert aim.said_of(measured) == "ours, ms, at most 0.5 x the best: 0.5, met"
+    assert replace(aim, limit=0.4).said_of(measured) == (
+        "ours, ms, at most 0.4 x the best: 0.5, **missed**"
+    )
+    absolute = replace(aim, bound="at least", of=())
+    assert replace(absolute, limit=2.5).said_of(measured) == "ours, ms, at least 2.5: 2.5, met"
+    assert replace(absolute, limit=3).said_of(measured) == "ours, ms, at least 3: 2.5, **missed**"
+    for foreign in ({"group": "Mc = *"}, {"case": "absent"}, {"of": ("absent",)}):
+        assert replace(aim, **foreign).said_of(measured) is None
+
+
+def test_every_aim_stands_beside_a_figure_or_waits_for_a_group_that_is_said_to_be_missing() -> None:
+    for benchmark, its_aims in aims.AIMS.items():
+        measured = list(results.read(results.FOLDER, benchmark))
+        for aim in its_aims:
+            is_rare = any(fnmatchcase(name, aim.group) for name in aims.RARE.get(benchmark, ()))
+            assert is_rare or any(aim.said_of(each) for each in measured), aim
 
 
 def test_the_page_shows_the_results_that_are_there() -> None:

@@ -22,6 +22,7 @@ from fedfa.paper import figures, outcomes, plan, profiles, runner, tables
 from fedfa.paper.outcomes import Outcome, Point
 from fedfa.paper.plan import PARTS, Plan, Run
 from fedfa.paper.profiles import CPU, DIGITS, FULL, METHODS, Profile, Rates
+from fedfa.simulate.workers import processor
 from fedfa.store import DirectoryStore
 
 pytestmark = pytest.mark.timeout(400)  # of which seven runs take most, each with its worker
@@ -418,6 +419,7 @@ def test_a_folder_tells_what_each_table_was_made_from(made: Any, tmp_path: Path)
     assert "targets: digits-noniid 0." in about
     assert "seeds: 1 " in about
     assert "fedfa 0." in about or "fedfa 1." in about
+    assert about.endswith(f", on {processor()}.")
     introduction = paper._introduction(replace(whole, rates=rates), {}, found)
     assert "| 0.2 (tuned) |" in introduction
 

@@ -20,7 +20,7 @@ from fedfa.paper.outcomes import Outcome
 from fedfa.paper.plan import FIGURES, PARTS, TABLES, FigurePart, Part, Plan, Run, TablePart
 from fedfa.paper.profiles import METHODS, Benchmark, Profile, ProfileName, Rates
 from fedfa.paper.tables import Outcomes, Table
-from fedfa.simulate.workers import usable_cores
+from fedfa.simulate.workers import processor, usable_cores
 
 DATA = "FEDFA_DATA"
 RELEASES = ("torch", "numpy", "scikit-learn")
@@ -224,13 +224,13 @@ def _about(wanted: Plan, targets: dict[str, float]) -> str:
     goals = ", ".join(f"{name} {goal:g}" for name, goal in targets.items()) or "none"
     return (
         f"Profile {wanted.profile.name}; targets: {goals}; seeds: {wanted.seeds} where the table "
-        f"has several (from 0 up). Made with {_releases()}."
+        f"has several (from 0 up). Made with {_made_with()}."
     )
 
 
-def _releases() -> str:
+def _made_with() -> str:
     releases = ", ".join(f"{name} {release(name)}" for name in ("fedfa", *RELEASES))
-    return f"{releases}, Python {platform.python_version()}"
+    return f"{releases}, Python {platform.python_version()}, on {processor()}"
 
 
 def _introduction(wanted: Plan, targets: dict[str, float], found: dict[str, Outcome]) -> str:
@@ -240,7 +240,7 @@ def _introduction(wanted: Plan, targets: dict[str, float], found: dict[str, Outc
         "",
         f"```bash\nfedfa paper all --profile {profile.name} --seeds {wanted.seeds}\n```",
         "",
-        f"Made with {_releases()}. `specs.json` has the spec of every run. Clients' delays are "
+        f"Made with {_made_with()}. `specs.json` has the spec of every run. Clients' delays are "
         "long-tailed (Pareto 1.5, one draw for each client); training itself takes no "
         f"virtual time. A benchmark's target is {profiles.TARGET_SHARE:.0%} of the best accuracy "
         "that FedAvg reaches within the budget.",

@@ -6,6 +6,7 @@ neither their number nor the order of execution matters.
 
 import importlib
 import os
+import platform
 import sys
 import tempfile
 import threading
@@ -36,6 +37,14 @@ class TaskFailed(FedfaError):
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """What it calls itself; a virtual machine's may keep its model to itself."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 class Workers:
