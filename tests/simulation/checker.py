@@ -265,7 +265,7 @@ class Checker:
         if queue == UPDATES_QUEUE.name and message is not None:
             self._check_answer(life, message, since)
         elif queue != EVENTS_QUEUE.name and isinstance(message, TrainJob):
-            work = (message.uid, "train", message.slot, message.generation)
+            work = Work(message.uid, "train", message.slot, message.generation)
             if work not in life.state.get("started", ()):
                 self.fail(f"{life.name} acked job {message.job} and never said that it has it")
 
