@@ -356,9 +356,11 @@ class Checker:
 
     def lost_touch(self, life: Life) -> None:
         """A trainer dies or stalls: each job it started may fail once more."""
-        for uid, task, slot, generation in life.state.get("started", ()):
-            if task != "evaluate":
-                self.failures[(uid, slot, generation) if task == "train" else _init(uid)] += 1
+        for work in life.state.get("started", ()):
+            if work.activity == "train":
+                self.failures[(work.uid, work.slot, work.generation)] += 1
+            elif work.activity == "init":
+                self.failures[_init(work.uid)] += 1
 
     def dead_lettered(self, message: AnyMessage | None) -> None:
         if message is not None:
