@@ -265,7 +265,7 @@ class Checker:
         if queue == UPDATES_QUEUE.name and message is not None:
             self._check_answer(life, message, since)
         elif queue != EVENTS_QUEUE.name and isinstance(message, TrainJob):
-            work = (message.uid, "train", message.slot, message.generation)
+            work = Work(message.uid, "train", message.slot, message.generation)
             if work not in life.state.get("started", ()):
                 self.fail(f"{life.name} acked job {message.job} and never said that it has it")
 
@@ -356,9 +356,11 @@ class Checker:
 
     def lost_touch(self, life: Life) -> None:
         """A trainer dies or stalls: each job it started may fail once more."""
-        for uid, task, slot, generation in life.state.get("started", ()):
-            if task != "evaluate":
-                self.failures[(uid, slot, generation) if task == "train" else _init(uid)] += 1
+        for work in life.state.get("started", ()):
+            if work.activity == "train":
+                self.failures[(work.uid, work.slot, work.generation)] += 1
+            elif work.activity == "init":
+                self.failures[_init(work.uid)] += 1
 
     def dead_lettered(self, message: AnyMessage | None) -> None:
         if message is not None:

@@ -327,7 +327,7 @@ def test_a_silent_lease_is_listed_then_sent_again_and_counted() -> None:
     assert (again.slot, again.generation, again.client) == (job.slot, job.generation, job.client)
     assert again.attempt > job.attempt
     assert len(world.looks) == 1
-    assert world.fleet.federations["fed"].leases[(UID, "train", job.slot, 1)].failures == 1
+    assert world.fleet.federations["fed"].leases[Work(UID, "train", job.slot, 1)].failures == 1
 
 
 def test_a_silent_lease_with_a_file_is_announced_every_lease_ttl_and_never_sent_again() -> None:
@@ -571,7 +571,7 @@ def test_a_failure_heard_after_a_start_waits_for_the_count_of_the_queue() -> Non
     world.show_manifest()
     world.fleet.heard(failed(jobs[0]), world.now)
     assert world.settle() == []
-    assert world.fleet.federations["fed"].leases[(UID, "train", jobs[0].slot, 1)].failures == 1
+    assert world.fleet.federations["fed"].leases[Work(UID, "train", jobs[0].slot, 1)].failures == 1
 
 
 def test_a_failure_delivered_twice_after_a_start_is_counted_once() -> None:
