@@ -9,7 +9,7 @@ from fedfa.events import Decision, Merged, job_of
 updates = Counter("fedfa_updates", "Updates and abandonments by outcome", ["outcome"])
 dead_letters = Counter("fedfa_dead_letters", "Messages moved to the dead-letter queue")
 postponed = Counter(
-    "fedfa_postponed", "Messages let go because their federation's models do not fit into memory"
+    "fedfa_postponed", "Messages let go because their federation could not be loaded"
 )
 fenced = Counter("fedfa_fenced", "Commits lost to another writer")
 fetch_seconds = Histogram("fedfa_fetch_seconds", "Download and check of one update")
