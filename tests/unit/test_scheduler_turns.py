@@ -9,6 +9,7 @@ import pytest
 
 from fedfa import keys, ledger
 from fedfa.broker import Publisher
+from fedfa.errors import InvalidInput
 from fedfa.events import Abandoned, Job
 from fedfa.messages import (
     AnyMessage,
@@ -22,7 +23,7 @@ from fedfa.messages import (
 from fedfa.replica import decide
 from fedfa.store import DirectoryStore
 from fedfa.topology import Route
-from fedfa_scheduler.bucket import delivered_update, evaluation_failure
+from fedfa_scheduler.bucket import delivered_update, evaluation, evaluation_failure
 from fedfa_scheduler.fleet import Fleet
 from fedfa_scheduler.leases import Attempts
 from fedfa_scheduler.service import Scheduler
@@ -223,6 +224,25 @@ def test_a_file_that_names_another_federation_is_no_delivery(tmp_path: Path) -> 
         stored(vector(0), metadata | {"federation": "other", "generation": 2}),
     )
     assert delivered_update(store, submitted(), 0, 2) is None
+
+
+class Archived(DirectoryStore):
+    """Lists its objects, and says of each that it cannot be read as it is kept."""
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        raise InvalidInput(f"unreadable: {key}")
+
+    def get_start(self, key: str, num_bytes: int) -> bytes:
+        raise InvalidInput(f"unreadable: {key}")
+
+
+def test_what_a_trainer_wrote_and_nobody_can_read_is_as_good_as_malformed(tmp_path: Path) -> None:
+    store = Archived(tmp_path)
+    store.put(keys.update("fed", 0, 1, ATTEMPT, "a" * 64), stored(vector(0)))
+    found = evaluation(store, "fed", 1)
+    assert found is not None
+    assert found.error == "its file is malformed"
+    assert delivered_update(store, submitted(), 0, 1) is None
 
 
 def looking_once(

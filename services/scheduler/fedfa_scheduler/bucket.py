@@ -9,7 +9,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedfa import keys, manifests
 from fedfa.canonical import canonical_json
-from fedfa.complaints import describe
 from fedfa.errors import InvalidInput, NotFound
 from fedfa.federation import Federation
 from fedfa.history import Evaluation
@@ -71,8 +70,8 @@ def evaluation(store: ObjectStore, federation: str, version: int) -> Evaluation 
         found = _evaluation.validate_json(store.get(key))
     except NotFound:
         return None
-    except ValidationError as error:
-        _ignore(key, describe(error))
+    except (InvalidInput, ValidationError) as error:
+        _ignore(key, str(error))
         return Evaluation(version, at=0.0, error="its file is malformed")
     return found if found.version == version else Evaluation(version, 0.0, error="misplaced file")
 
