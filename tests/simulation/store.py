@@ -143,7 +143,8 @@ class FaultyStore(WholeObjects):
         life.burn()
         world.sleep(faults.latency())
         how = "fine"
-        if world.now < faults.store_down_until:
+        is_unreadable = operation == "get" and faults.is_unreadable(key)
+        if world.now < faults.store_down_until or is_unreadable:
             how = "refused"
         elif faults.happens(faults.mix.store_fails):
             how = world.random.choice(("refused", "answer lost", "sent twice", "late"))
