@@ -208,8 +208,8 @@ class Aggregator:
                     self._bury(mail.delivery, str(error))
                     continue
             except StoreUnavailable as error:
-                is_update = isinstance(message, UpdateReady)
-                self._go_on_without(message.key if is_update else federation, error)
+                what = message.key if isinstance(message, UpdateReady) else federation
+                self._go_on_without(what, error)
                 continue
             except Fenced:
                 queue.appendleft(mail)

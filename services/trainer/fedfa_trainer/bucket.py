@@ -106,6 +106,6 @@ class Bucket:
     def _answers(self) -> bool:
         try:
             self.store.exists("HEAD.json")
-        except StoreUnavailable:
+        except (Misconfigured, StoreUnavailable):
             return False
         return True
