@@ -1,8 +1,9 @@
 """One S3 bucket as an `ObjectStore`: the only module that names boto3.
 
 Also the only place where a store request is tried again. A clear answer is a value, NotFound,
-AlreadyExists or TooLarge. What is no clear answer is tried again for `outage_seconds`, then it
-is StoreUnavailable. What no retry mends is Misconfigured, in one line that names the remedy.
+AlreadyExists or TooLarge, or InvalidInput for an object that nobody could read. What is no clear
+answer is tried again for `outage_seconds`, then it is StoreUnavailable. What no retry mends is
+Misconfigured, in one line that names the remedy.
 
 An object without a byte counts as absent, and nothing of ours has none: SeaweedFS 4 leaves one if
 a writer dies between a request's head and its body, and a manifest like that would end its log.
@@ -27,6 +28,7 @@ from fedfa.canonical import sha256
 from fedfa.errors import (
     AlreadyExists,
     FedfaError,
+    InvalidInput,
     Misconfigured,
     NotFound,
     StoreUnavailable,
@@ -75,6 +77,9 @@ _CREDENTIAL_CODES = {
     "InvalidToken",
     "SignatureDoesNotMatch",
 }
+# Of a GET: archived, or encrypted with a key that is not there. Whoever writes an object can choose
+# that, so it says nothing of the settings.
+_UNREADABLE_CODES = {"InvalidObjectState", "InvalidRequest"}
 _REGION_CODES = {"AuthorizationHeaderMalformed", "PermanentRedirect", "301"}
 LIST = "s3:ListBucket"  # without it S3 refuses to say that an object is missing
 _PERMISSIONS = {"ListObjectsV2": LIST, "HeadBucket": LIST}
@@ -350,6 +355,9 @@ class S3Store:
             return AlreadyExists(where)
         if code == "NoSuchBucket":
             return Misconfigured(f"{where}: no such bucket; create it, or correct FEDFA_S3_BUCKET")
+        is_unreadable = code in _UNREADABLE_CODES or code.startswith("KMS.")
+        if is_unreadable and error.operation_name == "GetObject":
+            return InvalidInput(f"unreadable: {where}: {answer}")
         if status in _PASSING_STATUS or code in _PASSING_CODES:
             return _Unclear(f"HTTP {status} {answer}")
         if status >= 500 and status != 501:  # 501 says that the server lacks the operation

@@ -13,6 +13,7 @@ class Mix:
     """Probabilities for each effect, and mean seconds between two events; 0 switches one off."""
 
     store_fails: float  # no answer; half of them after the effect
+    breaks_objects: float  # reads after which this object alone gives no answer for a while
     broker_fails: float  # no confirm; half of them after the effect
     duplicates: float  # of messages
     reorders: float
@@ -36,6 +37,7 @@ class Mix:
         roles = ("aggregator", "scheduler", "trainer")
         return cls(
             store_fails=sometimes(0.03),
+            breaks_objects=sometimes(0.01, share=0.2),
             broker_fails=sometimes(0.05),
             duplicates=sometimes(0.1),
             reorders=sometimes(0.1),
@@ -59,11 +61,19 @@ class Faults:
     def __init__(self, world: World, mix: Mix) -> None:
         self.world, self.mix = world, mix
         self.store_down_until = self.broker_down_until = 0.0
+        self._unreadable_until: dict[str, float] = {}  # by key
 
     def happens(self, probability: float) -> bool:
         return (
             probability > 0 and not self.world.is_calm and self.world.random.random() < probability
         )
+
+    def is_unreadable(self, key: str) -> bool:
+        """Whether the bucket gives no answer for this object, whatever it says of all others."""
+        if self.happens(self.mix.breaks_objects):
+            seconds = self.world.random.choice((1.0, 5.0, 25.0))
+            self._unreadable_until.setdefault(key, self.world.now + seconds)
+        return not self.world.is_calm and self.world.now < self._unreadable_until.get(key, 0.0)
 
     def latency(self) -> float:
         random = self.world.random

@@ -14,6 +14,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.world import UNIX_EPOCH, Life
 
 T = TypeVar("T")
+LATE_SECONDS = 2.0  # at most, until a request lands whose sender has given up
 
 
 class WholeObjects:
@@ -83,7 +84,10 @@ class MemoryStore(WholeObjects):
 
 
 class FaultyStore(WholeObjects):
-    """One process's client of the bucket: every call is an effect."""
+    """One process's client of the bucket: every call is an effect.
+
+    Its state says when, counted in effects, it had no answer: `unanswered_at`.
+    """
 
     def __init__(self, life: Life, memory: MemoryStore, faults: Faults) -> None:
         self._life, self._memory, self._faults = life, memory, faults
@@ -129,23 +133,32 @@ class FaultyStore(WholeObjects):
         self._do("delete", key, effect)
 
     def _do(self, operation: str, key: str, effect: Callable[[], T]) -> T:
-        """One request: late, refused, without an answer, or sent twice; and the answer."""
+        """One request: slow, refused, without an answer, sent twice, or late; and the answer."""
         life, faults, world = self._life, self._faults, self._life.world
+
+        def unseen() -> None:
+            with suppress(NotFound, AlreadyExists):
+                effect()
+
         life.check()
         life.burn()
         world.sleep(faults.latency())
         how = "fine"
-        if world.now < faults.store_down_until:
+        is_unreadable = operation == "get" and faults.is_unreadable(key)
+        if world.now < faults.store_down_until or is_unreadable:
             how = "refused"
         elif faults.happens(faults.mix.store_fails):
-            how = world.random.choice(("refused", "answer lost", "sent twice"))
-        if how == "refused":
-            world.note(life.name, f"{operation} {key}: no answer")
+            how = world.random.choice(("refused", "answer lost", "sent twice", "late"))
+        if how not in ("fine", "sent twice"):
+            life.state["unanswered_at"] = world.num_effects
+        if how == "late" and operation == "create":
+            world.call_at(world.now + world.random.random() * LATE_SECONDS, unseen)
+        if how in ("refused", "late"):
+            world.note(life.name, f"{operation} {key}: no answer, {how}")
             raise StoreUnavailable(f"{operation} {key}: simulated")
         try:
             if how == "sent twice":  # by the client, as no answer came to its first request
-                with suppress(NotFound, AlreadyExists):
-                    effect()
+                unseen()
             answer = effect()
         except (NotFound, AlreadyExists) as error:
             world.note(life.name, f"{operation} {key}: {type(error).__name__}, {how}")

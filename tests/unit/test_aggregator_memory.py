@@ -38,7 +38,10 @@ PLENTY = 10**9
 
 
 class Store(DirectoryStore):
-    """A folder that remembers what was downloaded, and tells before it reads or writes a file."""
+    """A folder that remembers what was downloaded, and tells before it reads or writes a file.
+
+    unreadable: keys for which alone it gives no answer. failed: what it gave none for.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -46,17 +49,31 @@ class Store(DirectoryStore):
         self.before_download: Callable[[str], object] = lambda key: None
         self.before_upload: Callable[[], None] = lambda: None
         self.is_down = False
+        self.unreadable: set[str] = set()
+        self.failed: list[str] = []
+
+    def exists(self, key: str) -> bool:
+        self._answer(key)
+        return super().exists(key)
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        self._answer(key)
+        return super().get(key, max_bytes=max_bytes)
 
     def download(self, key: str, *, max_bytes: int | None = None) -> Download:
         self.before_download(key)
-        if self.is_down:
-            raise StoreUnavailable(key)
+        self._answer(key)
         self.downloaded.append(key)
         return super().download(key, max_bytes=max_bytes)
 
     def upload(self, key: str, parts: Sequence[Bytes], *, digest: str) -> None:
         self.before_upload()
         super().upload(key, parts, digest=digest)
+
+    def _answer(self, key: str) -> None:
+        if self.is_down or key in self.unreadable:
+            self.failed.append(key)
+            raise StoreUnavailable(key)
 
 
 class Harness:

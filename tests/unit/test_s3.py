@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from fedfa.canonical import sha256
-from fedfa.errors import AlreadyExists, Misconfigured, StoreUnavailable
+from fedfa.errors import AlreadyExists, InvalidInput, Misconfigured, StoreUnavailable
 from fedfa.local.processes import free_port
 from fedfa.settings import StoreSettings
 from fedfa.store import from_settings
@@ -136,6 +136,24 @@ def test_a_denied_key_is_reported_with_the_operation_and_the_permission() -> Non
     assert text.startswith(f"create 'runs/manifests/1.json' in bucket 'fedfa' at {endpoint}: ")
     assert "allow s3:PutObject" in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(403, "InvalidObjectState"), (400, "InvalidRequest"), (400, "KMS.DisabledException")],
+)
+def test_an_object_that_its_writer_made_unreadable_is_no_wrong_setting(
+    status: int, code: str
+) -> None:
+    answer = f"<Error><Code>{code}</Code><Message>archived</Message></Error>".encode()
+    with http_server((status, answer)) as endpoint:
+        store = from_settings(settings(endpoint))
+
+        for read in (store.get, store.download, store.exists):
+            with pytest.raises(InvalidInput, match=f"^unreadable: get 'a' in .*: {code} archived"):
+                read("a")
+        with pytest.raises(Misconfigured, match=code):
+            store.put("a", b"")
 
 
 def test_a_refusal_arrives_before_a_large_body_is_sent() -> None:

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from fedfa import keys, ledger
-from fedfa.errors import StoreUnavailable
+from fedfa.errors import InvalidInput, StoreUnavailable
 from fedfa.events import Abandoned, Job
+from fedfa.history import evaluation_or_none
 from fedfa.messages import (
     MAX_TEXT_CHARACTERS,
     InitModel,
@@ -184,6 +185,25 @@ def test_a_file_that_names_another_federation_is_no_delivery(tmp_path: Path) -> 
         stored(vector(0), metadata | {"federation": "other", "generation": 2}),
     )
     assert delivered_update(store, submitted(), 0, 2) is None
+
+
+class Archived(DirectoryStore):
+    """Lists its objects, and says of each that it cannot be read as it is kept."""
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        raise InvalidInput(f"unreadable: {key}")
+
+    def get_start(self, key: str, num_bytes: int) -> bytes:
+        raise InvalidInput(f"unreadable: {key}")
+
+
+def test_what_a_trainer_wrote_and_nobody_can_read_is_as_good_as_malformed(tmp_path: Path) -> None:
+    store = Archived(tmp_path)
+    store.put(keys.update("fed", 0, 1, ATTEMPT, "a" * 64), stored(vector(0)))
+    found = evaluation_or_none(store, "fed", 1)
+    assert found is not None
+    assert found.error.startswith("unreadable: ")
+    assert delivered_update(store, submitted(), 0, 1) is None
 
 
 LOOKS_ONCE = {"reconcile_interval_seconds": 1000.0}  # in its first turns

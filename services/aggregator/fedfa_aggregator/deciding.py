@@ -22,7 +22,7 @@ from fedfa_aggregator.reading import Reader
 
 
 class Ahead(FedfaError):
-    """Raised when a message knows more than this view of its federation."""
+    """Raised when this view of its federation cannot explain a message, and may lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Judge:
         _take(batch, federation, decided)
 
     def refuse(self, batch: Batch, message: Decidable | InitReady, reason: str) -> bool:
-        """Reject an update that is ahead of the newest manifest, if its job is open.
+        """Reject an update that the newest manifest cannot explain either, if its job is open.
 
         A dead letter would not close the job: its file is there, and would be announced for ever.
         """
@@ -113,9 +113,12 @@ class Judge:
             return decide(
                 replica, Rejected(update_of(message, digest=message.digest or ""), reason)
             )
-        with self._reader.update(message, replica.model.template) as fetched:
-            reach("aggregator.fetched")
-            return self._merge(ledger, replica, fetched)
+        try:
+            with self._reader.update(message, replica.model.template) as fetched:
+                reach("aggregator.fetched")
+                return self._merge(ledger, replica, fetched)
+        except NotFound:  # it was never written, or its whole folder was deleted
+            raise Ahead(f"missing: no object {message.key}") from None
 
     def _merge(
         self, ledger: Ledger, replica: Replica, fetched: Fetched

@@ -1,11 +1,11 @@
 """Is this update what its message says, and fit for its federation? Reads only, decides nothing.
 
-An outage raises StoreUnavailable and is never a verdict; only a missing object and a fault of
-the content are.
+An outage raises StoreUnavailable and is never a verdict, a missing object NotFound; only a fault
+of the content is one.
 """
 
 from fedfa import keys
-from fedfa.errors import InvalidInput, InvalidTensors, NotFound, TooLarge
+from fedfa.errors import InvalidInput, InvalidTensors, TooLarge
 from fedfa.events import Job, Update
 from fedfa.messages import UpdateReady
 from fedfa.store import Download, ObjectStore
@@ -18,7 +18,7 @@ Fetched = tuple[Update, FlatModel | None, str]
 
 
 def fetch(store: ObjectStore, message: UpdateReady, template: Template) -> Fetched:
-    """Download and check one announced update."""
+    """Download and check one announced update. Raises NotFound, StoreUnavailable."""
     try:
         found = _download(store, message, template)
     except InvalidInput as error:
@@ -62,10 +62,7 @@ def _download(store: ObjectStore, message: UpdateReady, template: Template) -> D
     if not keys.is_update(message.key, message.federation, slot, generation, attempt):
         prefix = keys.updates_of(message.federation, slot, generation)
         raise InvalidInput(f"key: {message.key!r:.200} is not of {prefix}{attempt}")
-    try:
-        return store.download(message.key, max_bytes=max_update_bytes(template))
-    except NotFound:
-        raise InvalidInput(f"missing: no object {message.key}") from None
+    return store.download(message.key, max_bytes=max_update_bytes(template))
 
 
 def _check_digest(message: UpdateReady, digest: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from fedfa import ledger as ledgers
 from fedfa import manifests
-from fedfa.errors import FedfaError, InvalidInput, NotFound
+from fedfa.errors import FedfaError, InvalidInput, NotFound, StoreUnavailable
 from fedfa.ledger import Ledger
 from fedfa.log import Birth
 from fedfa.spec import Submitted
@@ -16,11 +16,13 @@ from fedfa_aggregator.views import Views
 
 
 class Postponed(FedfaError):
-    """Raised where a federation's models do not fit into this aggregator's memory."""
+    """Raised where a federation cannot be loaded now: a later message may find that it can."""
 
 
 class Loader:
-    """Raises Undecidable for what cannot be read back, Postponed for what does not fit.
+    """Raises Undecidable where there is no federation, Postponed for one that cannot be loaded.
+
+    That is one whose models do not fit into the memory, or whose objects are lost or unreadable.
 
     read_all reads the files of a window; beat is told of each.
     """
@@ -73,7 +75,6 @@ class Loader:
 
     def _reload(self, federation: str) -> Ledger | None:
         self._views.drop(federation)
-        submission = self.submission(federation)
 
         def make_room(birth: Birth) -> None:
             model_bytes = birth.template.num_floats * 4
@@ -92,11 +93,16 @@ class Loader:
             return self._read_all(alive, entries)
 
         try:
+            submission = self.submission(federation)
             ledger = ledgers.load(
                 self._store, submission, read_all=read_all, before_reading=make_room
             )
         except (InvalidInput, NotFound) as error:
-            raise Undecidable(f"{federation}: cannot be read back: {error}") from error
+            raise Postponed(f"{federation}: cannot be read back: {error}") from error
+        except StoreUnavailable as error:
+            self._beat()
+            self._store.exists("HEAD.json")  # raises where it is the whole store
+            raise Postponed(str(error)) from error
         if ledger is not None:
             self.keep(ledger)
         return ledger

@@ -16,7 +16,7 @@ updates = Counter("fedfa_updates", "Updates and abandonments by outcome", ["outc
 rejected = Counter("fedfa_rejected_updates", "Rejected updates by their reason", ["reason"])
 dead_letters = Counter("fedfa_dead_letters", "Messages moved to the dead-letter queue")
 postponed = Counter(
-    "fedfa_postponed", "Messages let go because their federation's models do not fit into memory"
+    "fedfa_postponed", "Messages let go because their federation could not be loaded"
 )
 fenced = Counter("fedfa_fenced", "Commits lost to another writer")
 fetch_seconds = Histogram("fedfa_fetch_seconds", "Download and check of one update")

@@ -53,7 +53,7 @@ class Reader:
 
     @contextmanager
     def update(self, message: UpdateReady, template: Template) -> Iterator[Fetched]:
-        """The update, for as long as it takes to merge it. Raises StoreUnavailable."""
+        """The update, for as long as it takes to merge it. Raises as `fetch` does."""
         with self._lock:
             self._num_merging += 1
             future = self._drop(message)

@@ -77,28 +77,29 @@ class Aggregator:
         self._loader = Loader(store, reader, views, read_all=read_all, beat=beat)
         self._judge = Judge(store, reader)
         self._fenced_at = float("-inf")
+        self._set_aside: dict[str, StoreUnavailable] = {}  # federations and keys of updates
 
     def serve(self, deliveries: Sequence[Delivery]) -> None:
         """Answer a backlog, federation by federation, each in order of arrival.
 
-        Raises Unavailable in an outage, and Fenced at the second lost commit within a minute;
-        what was not acknowledged then comes again.
+        Raises Unavailable in an outage, also of a single object, when all is answered that does
+        not need it; and Fenced at the second lost commit within a minute. What was not
+        acknowledged then comes again.
         """
         reach("aggregator.received")
+        self._set_aside.clear()
         mails: dict[str, deque[Mail]] = {}
         for delivery in deliveries:
             if mail := self._open(delivery):
                 mails.setdefault(mail.message.federation, deque()).append(mail)
-        outage: StoreUnavailable | None = None
         for federation, queue in mails.items():
             try:
                 while queue:
                     self._serve_batch(federation, queue)
             except StoreUnavailable as error:
-                self._store.exists("HEAD.json")  # raises where it is the whole store
-                outage = error  # of one object: the other federations do not wait for it
-        if outage is not None:
-            raise outage
+                self._go_on_without(federation, error)
+        for error in self._set_aside.values():
+            raise error
 
     def forget(self) -> None:
         """Drop every view; the bucket is read again when a message needs it."""
@@ -177,41 +178,62 @@ class Aggregator:
         while queue and not batch.is_complete:
             self._beat()
             mail = queue.popleft()
+            message = mail.message
+            if isinstance(message, UpdateReady) and message.key in self._set_aside:
+                mail.delivery.ack()  # a copy: the other one comes again
+                continue
             try:
                 if ledger is None:
                     ledger = birth(
                         self._store,
                         self._loader.submission(federation),
-                        mail.message,
+                        message,
                         views=self._views,
                         writer=self._writer,
                         now=self._clock(),
                     )
                     batch.is_complete = batch.is_birth = True
-                elif mail.message.uid == ledger.submission.uid:
-                    self._judge.decide(ledger, batch, mail.message)
+                elif self._may_be_stale(ledger, message):
+                    return _begin_again(queue, batch, mail)
+                elif message.uid == ledger.submission.uid:
+                    self._judge.decide(ledger, batch, message)
             except Undecidable as error:
                 self._bury(mail.delivery, str(error))
                 continue
             except Ahead as error:
-                if batch.decisions or batch.answered:  # first answer what is decided already
-                    queue.appendleft(mail)
-                    return ledger
                 assert ledger is not None, "only its own view can be behind"
                 if self._loader.lags(ledger):
-                    queue.appendleft(mail)
-                    return None  # the next batch begins with what the bucket shows
-                if not self._judge.refuse(batch, mail.message, str(error)):
+                    return _begin_again(queue, batch, mail)
+                if not self._judge.refuse(batch, message, str(error)):
                     self._bury(mail.delivery, str(error))
                     continue
-            except (Fenced, StoreUnavailable):
+            except StoreUnavailable as error:
+                what = message.key if isinstance(message, UpdateReady) else federation
+                self._go_on_without(what, error)
+                continue
+            except Fenced:
                 queue.appendleft(mail)
                 raise
             finally:
-                if isinstance(mail.message, UpdateReady):
-                    self._reader.passed(mail.message)
+                if isinstance(message, UpdateReady):
+                    self._reader.passed(message)
             batch.answered.append(mail)
         return ledger
+
+    def _may_be_stale(self, ledger: Ledger, message: Decidable | InitReady) -> bool:
+        """Whether this message would be decided by a view that the bucket has left behind.
+
+        Its folder may be another federation's by now, of the same name, whose log nobody else may
+        write. An update's own file says that it is not.
+        """
+        is_own = isinstance(message, UpdateReady) and message.uid == ledger.submission.uid
+        return not is_own and self._loader.lags(ledger)
+
+    def _go_on_without(self, what: str, error: StoreUnavailable) -> None:
+        """The store gave no answer for one object: what needs it stays unacknowledged."""
+        self._beat()
+        self._store.exists("HEAD.json")  # raises where it is the whole store
+        self._set_aside[what] = error
 
     def _log(self, ledger: Ledger, batch: Batch) -> None:
         if not batch.is_commit:
@@ -254,7 +276,8 @@ class Aggregator:
 
     def _postpone(self, queue: deque[Mail], reason: str) -> None:
         """Let them go: nothing is lost, for the scheduler sends what is undecided every lease."""
-        logger.error("a federation does not fit", extra={"reason": reason, "messages": len(queue)})
+        extra = {"reason": reason, "messages": len(queue)}
+        logger.error("a federation cannot be served", extra=extra)
         while queue:
             metrics.postponed.inc()
             queue.popleft().delivery.ack()
@@ -266,6 +289,12 @@ class Aggregator:
         if now - self._fenced_at < FENCED_AGAIN_SECONDS:
             raise error
         self._fenced_at = now
+
+
+def _begin_again(queue: deque[Mail], batch: Batch, mail: Mail) -> None:
+    """The next batch decides all of this one's mail by what the bucket shows."""
+    queue.extendleft(reversed([*batch.answered, mail]))
+    batch.answered.clear()
 
 
 def run(

@@ -74,9 +74,13 @@ class Bucket:
     def insist(self, held: Held, operation: str, request: Callable[[], T]) -> T:
         """Ask the store until it answers, or until there is a reason to stop.
 
+        Work that has not begun waits no longer than a lease for one object, if the store answers
+        for others: it would keep its trainer from all other work. Raises StoreUnavailable then.
         A refusal ends the trainer where such an operation never worked; later it is an outage
         like any other, so that changing the store's keys costs no training.
         """
+        give_up_at = held.clock() + held.order.lease_ttl_seconds
+        is_alone = False  # this object: the store answered for another one since its last try
         while True:
             try:
                 answer = request()
@@ -84,7 +88,11 @@ class Bucket:
                 self._answered.add(operation)
                 raise
             except StoreUnavailable as error:
+                if is_alone:
+                    raise
                 reason = str(error)
+                is_late = held.phase == "waiting" and held.clock() > give_up_at
+                is_alone = is_late and self._answers()
             except Misconfigured as error:
                 if operation not in self._answered:
                     raise
@@ -94,3 +102,10 @@ class Bucket:
                 return answer
             logger.warning("the work waits for the store", extra={"reason": reason})
             held.wait(random.uniform(0, OUTAGE_WAIT_SECONDS))
+
+    def _answers(self) -> bool:
+        try:
+            self.store.exists("HEAD.json")
+        except (Misconfigured, StoreUnavailable):
+            return False
+        return True

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from fedfa.broker import Delivery, Publisher
-from fedfa.errors import BrokerUnavailable, Cancelled, Misconfigured
+from fedfa.errors import BrokerUnavailable, Cancelled, Misconfigured, NotFound, StoreUnavailable
 from fedfa.failpoints import reach
 from fedfa.messages import MAX_TEXT_CHARACTERS, JobFailed, JobReleased, JobStarted
 from fedfa.topology import BROADCAST, EVENTS
@@ -44,6 +44,8 @@ def carry_out(held: Held, worker: Worker, publisher: Publisher) -> tuple[str, st
         with suppress(BrokerUnavailable):
             hand_back(held, publisher, timeout_seconds=RELEASE_TIMEOUT_SECONDS)
         raise
+    except (NotFound, StoreUnavailable) as error:  # the bucket is at fault, not this process
+        outcome, reason = "unread", str(error)
     except (Exception, SystemExit) as error:  # the task's code may raise anything
         outcome, reason = "diverged" if isinstance(error, Diverged) else "failed", explain(error)
     else:

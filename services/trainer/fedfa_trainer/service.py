@@ -16,6 +16,7 @@ from fedfa.errors import (
     FedfaError,
     InvalidMessage,
     Misconfigured,
+    StoreUnavailable,
 )
 from fedfa.failpoints import reach
 from fedfa.messages import (
@@ -305,7 +306,7 @@ class Trainer:
     def _check(self, held: Held) -> None:
         try:
             manifest = self._bucket.newest(held)
-        except Cancelled:
+        except (Cancelled, StoreUnavailable):
             return
         if manifest is not None:
             held.hear_manifest(manifest)
