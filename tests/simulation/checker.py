@@ -29,6 +29,7 @@ from fedfa.messages import (
     UpdateReady,
     Work,
 )
+from fedfa.pools import DEFAULT_POOL
 from fedfa.replay import verify
 from fedfa.spec import Submitted
 from fedfa.store import ObjectStore
@@ -56,7 +57,8 @@ class Run:
     def is_stranded(self, job: Job) -> bool:
         """Whether its client belongs to a pool that the log says is down."""
         client, pools = self.clients[job], self.submission.spec.pools
-        return any(client in pools[name] for name in self.pools_down & pools.keys())
+        own = next((name for name, its in pools.items() if client in its), DEFAULT_POOL)
+        return own in self.pools_down
 
     @property
     def is_running(self) -> bool:
@@ -272,14 +274,16 @@ class Checker:
     def _check_answer(self, life: Life, message: AnyMessage, since: int) -> None:
         """Whatever the aggregator lets the broker forget is decided in the bucket, and announced.
 
-        But for one reason: since it came, the bucket gave this aggregator no answer. What needs
-        what cannot be read would fill its prefetch, and the scheduler sends it again anyway.
+        But for one reason: since it came, this aggregator could not read an object. What needs
+        such an object would fill its prefetch; the scheduler reads the log, and sends it again.
         `message in buried` compares values: a copy that was dead-lettered before excuses this one.
         """
         assert isinstance(message, UpdateReady | AbandonJob | StopFederation | InitReady | MarkPool)
         is_current = self.current.get(message.federation) == message.uid
         run = self.runs.get(message.uid)
         if run is None or not is_current or message in self._buried:
+            return
+        if life.state.get("unread_at", -1) >= since:
             return
         if isinstance(message, InitReady):
             is_decided = bool(run.log)
@@ -294,7 +298,7 @@ class Checker:
             announced_at = life.state.get("announced", {}).get(message.job, -1)
             if is_decided and announced_at < since:
                 self.fail(f"{life.name} acked {message.job} and did not announce that it is closed")
-        if not is_decided and life.state.get("unanswered_at", -1) < since:
+        if not is_decided:
             self.fail(f"{life.name} acked {message.kind}, which no manifest decides: {message!r}")
 
     def _check_hand_out(self, life: Life, order: TrainJob) -> None:

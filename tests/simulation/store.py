@@ -86,7 +86,7 @@ class MemoryStore(WholeObjects):
 class FaultyStore(WholeObjects):
     """One process's client of the bucket: every call is an effect.
 
-    Its state says when, counted in effects, it had no answer: `unanswered_at`.
+    Its state says when, counted in effects, it could not read an object: `unread_at`.
     """
 
     def __init__(self, life: Life, memory: MemoryStore, faults: Faults) -> None:
@@ -149,8 +149,8 @@ class FaultyStore(WholeObjects):
             how = "refused"
         elif faults.happens(faults.mix.store_fails):
             how = world.random.choice(("refused", "answer lost", "sent twice", "late"))
-        if how not in ("fine", "sent twice"):
-            life.state["unanswered_at"] = world.num_effects
+        if operation == "get" and how not in ("fine", "sent twice"):
+            life.state["unread_at"] = world.num_effects
         if how == "late" and operation == "create":
             world.call_at(world.now + world.random.random() * LATE_SECONDS, unseen)
         if how in ("refused", "late"):

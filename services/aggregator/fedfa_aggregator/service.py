@@ -98,8 +98,8 @@ class Aggregator:
                     self._serve_batch(federation, queue)
             except StoreUnavailable as error:
                 self._go_on_without(federation, error)
-        for error in self._set_aside.values():
-            raise error
+        if self._set_aside:
+            raise next(iter(self._set_aside.values()))
 
     def forget(self) -> None:
         """Drop every view; the bucket is read again when a message needs it."""
@@ -194,7 +194,8 @@ class Aggregator:
                     )
                     batch.is_complete = batch.is_birth = True
                 elif self._may_be_stale(ledger, message):
-                    return _begin_again(queue, batch, mail)
+                    _begin_again(queue, batch, mail)
+                    return None
                 elif message.uid == ledger.submission.uid:
                     self._judge.decide(ledger, batch, message)
             except Undecidable as error:
@@ -203,7 +204,8 @@ class Aggregator:
             except Ahead as error:
                 assert ledger is not None, "only its own view can be behind"
                 if self._loader.lags(ledger):
-                    return _begin_again(queue, batch, mail)
+                    _begin_again(queue, batch, mail)
+                    return None
                 if not self._judge.refuse(batch, message, str(error)):
                     self._bury(mail.delivery, str(error))
                     continue

@@ -62,7 +62,8 @@ class Worker:
         """Its answer, as the order says."""
         match order:
             case Check():
-                return self._check()
+                self._check()
+                return None
             case Initialise():
                 return self._initialise()
             case Measure():
