@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings
 
 from fedfa.dashboard import DashboardSettings
 from fedfa.settings import SECRETS_DIR, BrokerSettings, ServiceSettings, StoreSettings
+from fedfa.spec import parse
 from fedfa_aggregator.settings import AggregatorSettings
 from fedfa_scheduler.settings import SchedulerSettings
 from fedfa_trainer.settings import TrainerSettings
@@ -33,6 +34,8 @@ SERVICES = {
     "trainer-default": TrainerSettings,
 }
 HELM = [command for command in documented.commands() if command.words[0] == "helm"]
+INSTALL, *CHANGES = (command for command in HELM if command.words[1] in ("install", "upgrade"))
+FILES = [block.body for block in documented.blocks() if block.language == "yaml"]
 EXAMPLES = [
     block
     for block in documented.blocks()
@@ -327,14 +330,16 @@ def test_only_a_pools_own_change_restarts_its_trainers(render: Render) -> None:
     assert checksum(values, "default") == checksum(changed, "default")
 
 
-def documented_values(verb: str) -> dict[str, Any]:
-    """What the documented `helm install` or `helm upgrade` sets; an upgrade keeps the rest."""
-    values = {} if verb == "install" else documented_values("install")
-    (command,) = (each for each in HELM if each.words[1] == verb)
+def documented_values(command: documented.Command) -> dict[str, Any]:
+    """What a documented `helm install` or `helm upgrade` sets; an upgrade keeps the rest."""
+    values = {} if command == INSTALL else documented_values(INSTALL)
     assert (CHART.parents[1] / command.words[3]) == CHART
-    for option, assignment in zip(command.words, command.words[1:], strict=False):
-        if option == "--set":
-            path, _, value = assignment.partition("=")
+    for option, argument in zip(command.words, command.words[1:], strict=False):
+        if option == "--values":
+            (file,) = (body for body in FILES if body.startswith(f"# {argument}\n"))
+            values |= yaml.safe_load(file)
+        elif option == "--set":
+            path, _, value = argument.partition("=")
             *sections, last = path.split(".")
             inner = values
             for section in sections:
@@ -345,13 +350,19 @@ def documented_values(verb: str) -> dict[str, Any]:
 
 def test_the_documented_helm_commands_are_rendered(render: Render) -> None:
     assert {command.words[1] for command in HELM} == {"install", "upgrade", "test", "rollback"}
-    for verb in ("install", "upgrade"):
-        kinds = {each["kind"] for each in render(documented_values(verb))}
-        assert {"Deployment", "StatefulSet"} <= kinds
+    for command in (INSTALL, *CHANGES):
+        values = documented_values(command)
+        objects = render(values)
+        assert {"Deployment", "StatefulSet"} <= {each["kind"] for each in objects}
+        if "federation" in values:
+            name = f"{RELEASE}-submit-{values['federation']['id']}"
+            spec = named(objects, "ConfigMap", name)["data"]["spec.yaml"]
+            assert parse(yaml.safe_load(spec)).task.name == "digits"
+    assert any("federation" in documented_values(each) for each in CHANGES)
 
 
 @pytest.mark.parametrize("block", EXAMPLES, ids=lambda block: f"{block.page}:{block.line}")
 def test_the_documented_pools_are_rendered(render: Render, block: documented.Block) -> None:
     values = yaml.safe_load(block.body)
-    names = {each["metadata"]["name"] for each in render(documented_values("install") | values)}
+    names = {each["metadata"]["name"] for each in render(documented_values(INSTALL) | values)}
     assert {f"{RELEASE}-trainer-{pool['name']}" for pool in values["trainers"]["pools"]} <= names

@@ -95,24 +95,25 @@ def test_an_allowed_module_or_class_that_is_missing_is_an_unknown_task(name):
         load(spec_for(name), allowed=["*"])
 
 
-def test_without_its_torchvision_cifar10_is_an_unknown_task_that_says_what_it_needs(tmp_path):
+def test_without_their_torchvision_tasks_are_unknown_and_say_what_they_need(tmp_path):
     """torchvision built for another torch raises RuntimeError when it is imported."""
     broken = "raise RuntimeError('operator torchvision::nms does not exist')"
     (tmp_path / "torchvision.py").write_text(broken)
-    load_both = """
+    load_all = """
 from fedfa.errors import UnknownTask
 from fedfa.spec import parse
 from fedfa.tasks.base import load
 fields = {"clients": 4, "partition": {"kind": "iid"}}
 load(parse({"task": {"name": "digits"}, **fields}), [])
-try:
-    load(parse({"task": {"name": "cifar10"}, **fields}), [])
-except UnknownTask as error:
-    print(error)
+for task in {"name": "cifar10"}, {"name": "images", "options": {"data": "mine"}}:
+    try:
+        load(parse({"task": task, **fields}), [])
+    except UnknownTask as error:
+        print(error)
 """
 
     done = subprocess.run(
-        [sys.executable, "-c", load_both],
+        [sys.executable, "-c", load_all],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
         capture_output=True,
         text=True,
@@ -120,8 +121,9 @@ except UnknownTask as error:
     )
 
     assert done.returncode == 0, done.stderr
-    assert "cifar10 is installed but does not load: pictures need the torchvision" in done.stdout
-    assert f"torch {torch.__version__} (operator torchvision::nms" in done.stdout
+    for line, task in zip(done.stdout.splitlines(), ("cifar10", "images"), strict=True):
+        assert f"{task} is installed but does not load: pictures need the torchvision" in line
+        assert f"torch {torch.__version__} (operator torchvision::nms" in line
 
 
 @pytest.mark.parametrize(
