@@ -1,8 +1,9 @@
-"""The tables of the documentation say what the code says."""
+"""The tables of the documentation, and the README's sample of a run, say what the code says."""
 
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,14 +17,21 @@ from pydantic_settings import BaseSettings
 import fedfa_aggregator.metrics
 import fedfa_scheduler.metrics
 import fedfa_trainer.metrics
-from fedfa import topology
+from fedfa import spec, topology
+from fedfa.cli import control, views
+from fedfa.cli.results import Confirmed
 from fedfa.dashboard import DashboardSettings
+from fedfa.history import HistoryReader
 from fedfa.messages import AnyMessage
 from fedfa.rule_choices import RuleChoice
 from fedfa.settings import BrokerSettings, ServiceSettings, StoreSettings
+from fedfa.store import DirectoryStore
+from fedfa.summary import summarize
 from fedfa_aggregator.settings import AggregatorSettings
 from fedfa_scheduler.settings import SchedulerSettings
 from fedfa_trainer.settings import TrainerSettings
+from tests import documented
+from tests.unit.sample_run import write_sample_run
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -172,3 +180,24 @@ def test_every_message_of_the_troubleshooting_page_is_said_by_a_module() -> None
         assert any(
             all(any(part in text for text in module) for part in parts) for module in modules
         ), message
+
+
+def shape(line: str) -> str:
+    """A line without its numbers and durations."""
+    return re.sub(r"\d+[hm]\d+[ms]|\d[\d.,]*s?\b", "0", line.strip())
+
+
+def test_the_readme_shows_what_a_run_prints(tmp_path: Path) -> None:
+    # given
+    (sample,) = (each for each in documented.blocks() if each.body.startswith("digits-"))
+    first, *lines = sample.body.splitlines()
+    write_sample_run(DirectoryStore(tmp_path), "fed")
+    finished = summarize(HistoryReader(DirectoryStore(tmp_path), "fed").refresh(), now=0)
+    running = replace(finished, status="running", target=0.95, eta_seconds=60.0)
+    confirmed = Confirmed("fed", 2, 0, 1, 1, 1, None)
+    # then
+    digits = spec.load(ROOT / "examples/digits.yaml")
+    assert first.partition(": ")[2] == control.describe(digits)
+    said = [shape(line) for line in lines if re.search("  version |^verified", line)]
+    printed = (views.line(running), views.line(finished), confirmed.text)
+    assert list(dict.fromkeys(said)) == list(map(shape, printed))
