@@ -27,7 +27,7 @@ from fedfa.history import HistoryReader
 from fedfa.spec import parse
 from fedfa.store import DirectoryStore
 from fedfa.tasks.base import load
-from tests import tiny
+from tests import documented, tiny
 
 CPU = torch.device("cpu")
 OPTIONS = {
@@ -182,10 +182,15 @@ def test_numbers_in_a_table_are_learnt_and_the_model_carries_their_scale(data, s
     assert metrics["accuracy"] > 0.9
     made = json.loads((out / "config.json").read_text())
     assert made == {"features": ["height", "width"], "classes": ["0", "1", "2"]}
+    (block,) = (each for each in documented.blocks() if '"0.mean"' in each.body)
+    found = {}
+    exec(block.body.replace("runs/ID/pretrained", str(out)), found)
+    batch = torch.tensor([[row[name] for name in made["features"]] for row in rows])
+    scores = found["scores"](batch.float())
     model = task_of("tabular").network()
     model.load_state_dict(load_file(out / "model.safetensors"), strict=True)
-    batch = torch.tensor([[row[name] for name in made["features"]] for row in rows])
-    assert accuracy_of(model(batch.float()), [row["kind"] for row in rows]) == metrics["accuracy"]
+    assert torch.equal(scores, model(batch.float()))
+    assert accuracy_of(scores, [row["kind"] for row in rows]) == metrics["accuracy"]
 
 
 # -- whose examples, in which form -------------------------------------------------------------
