@@ -34,7 +34,7 @@ SERVICES = {
     "trainer-default": TrainerSettings,
 }
 HELM = [command for command in documented.commands() if command.words[0] == "helm"]
-INSTALL, *UPGRADES = (command for command in HELM if command.words[1] in ("install", "upgrade"))
+INSTALL, *CHANGES = (command for command in HELM if command.words[1] in ("install", "upgrade"))
 FILES = [block.body for block in documented.blocks() if block.language == "yaml"]
 EXAMPLES = [
     block
@@ -350,7 +350,7 @@ def documented_values(command: documented.Command) -> dict[str, Any]:
 
 def test_the_documented_helm_commands_are_rendered(render: Render) -> None:
     assert {command.words[1] for command in HELM} == {"install", "upgrade", "test", "rollback"}
-    for command in (INSTALL, *UPGRADES):
+    for command in (INSTALL, *CHANGES):
         values = documented_values(command)
         objects = render(values)
         assert {"Deployment", "StatefulSet"} <= {each["kind"] for each in objects}
@@ -358,7 +358,7 @@ def test_the_documented_helm_commands_are_rendered(render: Render) -> None:
             name = f"{RELEASE}-submit-{values['federation']['id']}"
             spec = named(objects, "ConfigMap", name)["data"]["spec.yaml"]
             assert parse(yaml.safe_load(spec)).task.name == "digits"
-    assert any("federation" in documented_values(each) for each in UPGRADES)
+    assert any("federation" in documented_values(each) for each in CHANGES)
 
 
 @pytest.mark.parametrize("block", EXAMPLES, ids=lambda block: f"{block.page}:{block.line}")

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings
 import fedfa_aggregator.metrics
 import fedfa_scheduler.metrics
 import fedfa_trainer.metrics
-from fedfa import spec, topology
+from fedfa import spec_files, topology
 from fedfa.cli import control, views
 from fedfa.cli.results import Confirmed
 from fedfa.dashboard import DashboardSettings
@@ -196,7 +196,7 @@ def test_the_readme_shows_what_a_run_prints(tmp_path: Path) -> None:
     running = replace(finished, status="running", target=0.95, eta_seconds=60.0)
     confirmed = Confirmed("fed", 2, 0, 1, 1, 1, None)
     # then
-    digits = spec.load(ROOT / "examples/digits.yaml")
+    digits = spec_files.load(ROOT / "examples/digits.yaml")
     assert first.partition(": ")[2] == control.describe(digits)
     said = [shape(line) for line in lines if re.search("  version |^verified", line)]
     printed = (views.line(running), views.line(finished), confirmed.text)

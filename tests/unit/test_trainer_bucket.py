@@ -1,6 +1,7 @@
 """How long a trainer's work waits for the bucket."""
 
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
@@ -45,7 +46,13 @@ class Time:
 
     @property
     def runtime(self) -> Runtime:
-        return Runtime(lambda: self.now, lambda: self.now, lambda: self, lambda name, body: body())
+        return Runtime(
+            clock=lambda: self.now,
+            unix=lambda: self.now,
+            signal=lambda: self,
+            lock=Lock,
+            start=lambda name, body: body(),
+        )
 
 
 class Failing(DirectoryStore):
