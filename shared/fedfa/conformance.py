@@ -44,13 +44,14 @@ def probe(store: ObjectStore, *, now: Callable[[], float], afresh: bool = False)
     """
     if not afresh and _passed_lately(store, now()):
         return
-    keys = [f"{FOLDER}/{secrets.token_hex(16)}" for _ in range(NUM_KEYS)]
+    empty, *keys = [f"{FOLDER}/{secrets.token_hex(16)}" for _ in range(NUM_KEYS + 1)]
     try:
         for key in keys:
             _check_create(store, key)
+        _check_empty(store, empty)
         _check_put(store, keys[0])
     finally:
-        for key in keys:
+        for key in (empty, *keys):
             store.delete(key)
     store.put(PASSED, _passed.dump_json(_Passed(store.name, now())))
 
@@ -64,21 +65,37 @@ def _passed_lately(store: ObjectStore, now: float) -> bool:
 
 
 def _check_create(store: ObjectStore, key: str) -> None:
-    together = threading.Barrier(len(RACERS))
-
-    def race(racer: str) -> bool:
-        together.wait()
-        return _create(store, key, racer)
-
-    with ThreadPoolExecutor(len(RACERS)) as pool:
-        won = dict(zip(RACERS, pool.map(race, RACERS), strict=True))
-    winners = [racer for racer in RACERS if won[racer]]
+    winners = _race(store, key)
     if len(winners) != 1:
         _refuse(store, f"{len(winners)} of {len(RACERS)} simultaneous creates of one key succeeded")
     if _create(store, key, "late"):
         _refuse(store, "a create of an existing key succeeded")
     if store.get(key) != winners[0].encode():
         _refuse(store, "the bytes of the one successful create were replaced")
+
+
+def _check_empty(store: ObjectStore, key: str) -> None:
+    """A store that never replaces an empty object is fine: the ones that leave some do."""
+    store.put(key, b"")
+    try:
+        winners = _race(store, key)
+    except Misconfigured:  # it knows no If-Match
+        return
+    if len(winners) > 1:
+        _refuse(store, "simultaneous creates over one empty object succeeded (If-Match)")
+
+
+def _race(store: ObjectStore, key: str) -> list[str]:
+    """Those whose create succeeded."""
+    together = threading.Barrier(len(RACERS))
+
+    def create(racer: str) -> bool:
+        together.wait()
+        return _create(store, key, racer)
+
+    with ThreadPoolExecutor(len(RACERS)) as racers:
+        won = dict(zip(RACERS, racers.map(create, RACERS), strict=True))
+    return [racer for racer in RACERS if won[racer]]
 
 
 def _check_put(store: ObjectStore, key: str) -> None:

@@ -262,6 +262,7 @@ def test_the_probe_trusts_only_its_own_mark(tmp_path: Path, stored: bytes) -> No
         ("stores what it refuses", "the bytes of the one successful create were replaced"),
         ("refuses everything", "0 of 2 simultaneous creates"),
         ("allows a later create", "a create of an existing key succeeded"),
+        ("ignores If-Match", "simultaneous creates over one empty object succeeded"),
     ],
 )
 def test_the_probe_refuses_a_store_that_is_not_atomic(fault: str, complaint: str) -> None:
@@ -274,8 +275,9 @@ def test_the_probe_refuses_a_store_that_is_not_atomic(fault: str, complaint: str
         assert not store.exists(conformance.PASSED)
 
 
-def test_the_probe_passes_the_same_server_without_a_fault() -> None:
-    with brittle_s3("none") as store:
+@pytest.mark.parametrize("fault", ["none", "knows no If-Match"])
+def test_the_probe_passes_the_same_server_without_a_fault_that_matters(fault: str) -> None:
+    with brittle_s3(fault) as store:
         conformance.probe(store, now=time.time)
 
 
@@ -304,13 +306,20 @@ class BrittleS3Handler(Handler):
     def do_PUT(self) -> None:
         body = self.read()
         is_conditional = self.headers["If-None-Match"] == "*"
+        if_match = self.headers["If-Match"]
+        if if_match is not None and self.fault == "knows no If-Match":
+            self.answer(501, b"<Error><Code>NotImplemented</Code><Message>no</Message></Error>")
+            return
         if self.fault == "checks without a lock":
             exists = self.path in self.objects
             time.sleep(0.05)
             self._store(body, refuse=is_conditional and exists)
             return
         with self.lock:
-            self._store(body, refuse=is_conditional and self._is_refused(body))
+            is_refused = is_conditional and self._is_refused(body)
+            if if_match is not None and self.fault != "ignores If-Match":
+                is_refused = self.objects.get(self.path) != b""
+            self._store(body, refuse=is_refused)
 
     def do_GET(self) -> None:
         body = self.objects.get(self.path)
