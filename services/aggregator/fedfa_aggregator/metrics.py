@@ -9,7 +9,7 @@ from fedfa.events import Decision, Merged, Rejected, job_of
 # What a rejection's reason begins with; anything else could be a client's own words.
 REASONS = {
     *("base_version", "client", "digest", "diverged", "key", "metadata", "missing", "norm"),
-    *("num_examples", "size", "tensors", "too_stale"),
+    *("num_examples", "size", "tensors", "too_stale", "unreadable"),
 }
 
 updates = Counter("fedfa_updates", "Updates and abandonments by outcome", ["outcome"])
