@@ -11,7 +11,7 @@ from fedfa.events import Job
 from fedfa.federation import Client
 from fedfa.log import Birth
 from fedfa.messages import InitReady, UpdateReady
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import file_parts
 from fedfa.tensors import FlatModel, Template
@@ -33,7 +33,7 @@ class Played:
     """Writes what trainers write. vector: the content of every file."""
 
     store: ObjectStore
-    submitted: Submitted
+    submitted: Submission
     vector: FlatModel
 
     @property

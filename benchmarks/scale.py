@@ -105,7 +105,7 @@ def new(
     }
     name = name or f"scale-{secrets.token_hex(4)}"
     try:
-        submitted = manifests.submitted(stage.store, name)
+        submitted = manifests.read_submission(stage.store, name)
     except NotFound:
         submitted = submission.submit(stage.store, parse(fields), name)
     template = Template((Tensor("weight", "parameter", "F32", (num_floats,)),))

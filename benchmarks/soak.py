@@ -31,7 +31,7 @@ from fedfa.merge import window_size
 from fedfa.messages import TrainJob
 from fedfa.replay import verify
 from fedfa.sections import KeepBounded
-from fedfa.spec import FederationSpec, Submitted, parse
+from fedfa.spec import FederationSpec, Submission, parse
 from fedfa.tensors import FlatModel, Template, Tensor
 
 MODEL = Template((Tensor("weight", "parameter", "F32", (64, 64)),))  # 4096 floats
@@ -206,13 +206,13 @@ class Soak:
         return time.monotonic() + self.draw.uniform(0.5, 1.5) * self.kill_every
 
 
-def policy_of(submitted: Submitted) -> KeepBounded:
+def policy_of(submitted: Submission) -> KeepBounded:
     policy = submitted.spec.retention
     assert isinstance(policy, KeepBounded)
     return policy
 
 
-def bounds(submitted: Submitted, version: int) -> tuple[int, int]:
+def bounds(submitted: Submission, version: int) -> tuple[int, int]:
     """How many old models and updates the retention settings allow."""
     policy, spec = policy_of(submitted), submitted.spec
     milestones = 1 + version // policy.keep_every if policy.keep_every else 0

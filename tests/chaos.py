@@ -204,7 +204,7 @@ def _free_disk(here: World, rng: random.Random) -> None:
 
 
 def _announce_again(here: World, rng: random.Random) -> None:
-    submitted = manifests.submitted(here.store, NAME)
+    submitted = manifests.read_submission(here.store, NAME)
     known = sorted(here.files(NAME))
     some = rng.sample(known, min(len(known), 20))
     letters = [delivered_update(here.store, submitted, *job) for job in some]
@@ -216,7 +216,7 @@ def _spoil(here: World, rng: random.Random) -> None:
     known, head = sorted(here.files(NAME)), here.newest(NAME)
     if not known or head is None:
         return
-    submitted = manifests.submitted(here.store, NAME)
+    submitted = manifests.read_submission(here.store, NAME)
     letter = delivered_update(here.store, submitted, *rng.choice(known))
     if letter is None:
         return

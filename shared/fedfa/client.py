@@ -18,7 +18,7 @@ from fedfa.history import HistoryReader
 from fedfa.log import Evaluation
 from fedfa.rows import History, Row, is_over
 from fedfa.settings import BrokerSettings
-from fedfa.spec import FederationSpec, Submitted
+from fedfa.spec import FederationSpec, Submission
 from fedfa.store import ObjectStore
 from fedfa.summary import Summary, summarize
 
@@ -194,7 +194,7 @@ def compare(*federations: Federation | str) -> Comparison:
     return Comparison.of(histories)
 
 
-def _announce(submitted: Submitted, broker: BrokerSettings) -> None:
+def _announce(submitted: Submission, broker: BrokerSettings) -> None:
     if trouble := connections.announce(submitted, broker):
         warnings.warn(f"{submitted.federation}: {trouble}", stacklevel=3)
 

@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings
 
 from fedfa.errors import FedfaError, Misconfigured, NotFound
 from fedfa.settings import BrokerSettings, StoreSettings, wrong_settings
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import DirectoryStore, ObjectStore, from_settings
 from fedfa.submission import start_message
 from fedfa.topology import EVENTS
@@ -56,7 +56,7 @@ def find_run(run: str) -> tuple[ObjectStore, str]:
     return store(), run
 
 
-def announce(submitted: Submitted, settings: BrokerSettings) -> str | None:
+def announce(submitted: Submission, settings: BrokerSettings) -> str | None:
     """Hint the scheduler at a new spec, or stop. Returns why it was not told, which only delays.
 
     Without the hint the scheduler finds the object in the bucket by itself, later.

@@ -7,9 +7,9 @@ from pathlib import Path
 from fedfa import history, ledger, manifests
 from fedfa.errors import Misconfigured, NotFound
 from fedfa.log import Birth, ModelRef
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
-from fedfa.submission import submitted
+from fedfa.submission import read_submission
 from fedfa.tensors import FlatModel
 
 
@@ -17,7 +17,7 @@ from fedfa.tensors import FlatModel
 class Stored:
     """One version's model, and what is known of where it came from."""
 
-    submission: Submitted
+    submission: Submission
     birth: Birth
     reference: ModelRef
     model: FlatModel
@@ -25,7 +25,7 @@ class Stored:
 
 def stored(store: ObjectStore, federation: str, version: int | None) -> Stored:
     """A version's model; None: the final one, or the newest so far. NotFound without it."""
-    submission = submitted(store, federation)
+    submission = read_submission(store, federation)
     if version is None:
         version = final_version(store, federation)
     reference = history.find_model(store, federation, version)

@@ -10,7 +10,7 @@ from fedfa.errors import InvalidInput, NotFound
 from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.rows import History, Row, clients_of, rows_of
 from fedfa.store import ObjectStore
-from fedfa.submission import submitted
+from fedfa.submission import read_submission
 
 READERS = 16  # parallel reads of small objects
 
@@ -24,7 +24,7 @@ class HistoryReader:
         """Raises NotFound when there is no such federation."""
         self._store = store
         self._federation = federation
-        self.submission = submitted(store, federation)
+        self.submission = read_submission(store, federation)
         self.latest: History | None = None  # what the last refresh() saw
         self._newest: Manifest | None = None
         self._born_at: float | None = None

@@ -20,7 +20,7 @@ from fedfa.log import Birth, Committed, Manifest, ModelRef
 from fedfa.memory import Bytes
 from fedfa.messages import Count, Name, PoolName
 from fedfa.replica import Replica
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import (
     MAX_HEADER_BYTES,
@@ -46,7 +46,7 @@ _clients: TypeAdapter[list[tuple[Name, Count, PoolName]]] = TypeAdapter(
 class Ledger:
     """A committed federation. replica is None once it is over: nothing will be merged again."""
 
-    submission: Submitted
+    submission: Submission
     birth: Birth | None
     head: Committed
     replica: Replica | None
@@ -58,7 +58,7 @@ class Ledger:
 
 def load(
     store: ObjectStore,
-    submission: Submitted,
+    submission: Submission,
     *,
     known: int = 0,
     read_all: ReadAll = map,
@@ -97,7 +97,7 @@ def load(
 
 def _read_replica(
     store: ObjectStore,
-    submission: Submitted,
+    submission: Submission,
     birth: Birth,
     manifest: Manifest,
     read_all: ReadAll,
@@ -155,7 +155,7 @@ def birth_metadata(birth: Birth) -> dict[str, object]:
     }
 
 
-def why_unborn(submission: Submitted, birth: Birth) -> str | None:
+def why_unborn(submission: Submission, birth: Birth) -> str | None:
     """Why these clients cannot make this federation, or None."""
     spec, clients = submission.spec, birth.clients
     empty = [client.name for client in clients if client.num_examples < 1]
@@ -177,7 +177,7 @@ def why_unborn(submission: Submitted, birth: Birth) -> str | None:
 
 def bear(
     store: ObjectStore,
-    submission: Submitted,
+    submission: Submission,
     model: ModelRef,
     birth: Birth,
     vector: FlatModel,
@@ -205,7 +205,7 @@ def bear(
 
 def stillborn(
     store: ObjectStore,
-    submission: Submitted,
+    submission: Submission,
     *,
     status: Status,
     reason: str,

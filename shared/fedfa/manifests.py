@@ -17,7 +17,7 @@ from fedfa.errors import AlreadyExists, Fenced, InvalidInput, NotFound
 from fedfa.failpoints import reach
 from fedfa.federation import Clients, Federation, State
 from fedfa.log import Birth, Committed, Manifest
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 
 FIRST = 0
@@ -137,17 +137,17 @@ def move_head(store: ObjectStore, manifest: Manifest) -> None:
         reach("aggregator.head_put")
 
 
-def submitted(store: ObjectStore, federation: str) -> Submitted:
+def read_submission(store: ObjectStore, federation: str) -> Submission:
     """spec.json of a federation. NotFound when there is none."""
     key = keys.spec(federation)
     body = store.get(key)
     try:
-        return Submitted.model_validate_json(body)
+        return Submission.model_validate_json(body)
     except ValidationError as error:
         raise InvalidInput(f"{key}: {describe(error)}") from error
 
 
-def federation_of(submission: Submitted, birth: Birth, state: State) -> Federation:
+def federation_of(submission: Submission, birth: Birth, state: State) -> Federation:
     """The federation's value at the state that a manifest records."""
     return Federation(submission.spec, Clients(birth.clients), state)
 

@@ -19,7 +19,7 @@ from fedfa.log import Committed, Manifest, ModelRef
 from fedfa.merge import rule_of
 from fedfa.replica import Replica, needs_base, next_model, update_cosine, update_norm
 from fedfa.sections import KeepBounded
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import encode
 from fedfa.tensors import FlatModel, distance
@@ -50,7 +50,7 @@ def verify(store: ObjectStore, federation: str) -> Iterator[Verified]:
     While a federation runs, its retention may collect a file just before it is read. Models are
     then made again from a later version on, and `replayed_from` tells.
     """
-    submission = manifests.submitted(store, federation)
+    submission = manifests.read_submission(store, federation)
     log = manifests.log(store, federation)
     before = next(log, None)
     if before is None:
@@ -71,7 +71,7 @@ def verify(store: ObjectStore, federation: str) -> Iterator[Verified]:
 class _Models:
     """The vectors of a replay: none before manifest number `start`."""
 
-    def __init__(self, store: ObjectStore, submission: Submitted) -> None:
+    def __init__(self, store: ObjectStore, submission: Submission) -> None:
         self._store = store
         self._submission = submission
         self._start = _start(store, submission)
@@ -156,7 +156,7 @@ class _Models:
         self._start, self._replica, self._replayed_from = start, None, None
 
 
-def _start(store: ObjectStore, submission: Submitted) -> int:
+def _start(store: ObjectStore, submission: Submission) -> int:
     """The number of the manifest from which on every model can be made again."""
     policy, federation = submission.spec.retention, submission.federation
     if not isinstance(policy, KeepBounded):
@@ -182,7 +182,7 @@ def _start(store: ObjectStore, submission: Submitted) -> int:
         seen = head.digest  # was it collected because a newer manifest allows it?
 
 
-def _born(submission: Submitted, manifest: Manifest) -> Federation | None:
+def _born(submission: Submission, manifest: Manifest) -> Federation | None:
     if manifest.uid != submission.uid:
         raise Mismatch(f"manifest 0 belongs to uid {manifest.uid}, spec.json to {submission.uid}")
     if manifest.birth is None or manifest.model is None:

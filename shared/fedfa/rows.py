@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedfa.events import Abandoned, Event, Merged, PoolChanged, Rejected, Stopped
 from fedfa.federation import State
 from fedfa.log import Evaluation, Manifest
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 
 FINAL_EVALUATION_SECONDS = 60.0  # how long an ended federation may take to be evaluated
 
@@ -42,7 +42,7 @@ class History:
     at: when the newest manifest was committed, or the federation submitted.
     """
 
-    submission: Submitted
+    submission: Submission
     born_at: float | None
     at: float
     state: State | None

@@ -86,7 +86,7 @@ class FederationSpec(Section):
         return self
 
 
-class Submitted(Section):
+class Submission(Section):
     """spec.json: the spec as submitted, with the identity that every message must carry."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema")

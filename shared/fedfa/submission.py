@@ -9,7 +9,7 @@ from fedfa.canonical import canonical_json
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
 from fedfa.messages import ID_PATTERN, StartFederation
 from fedfa.rule_choices import FedAvg
-from fedfa.spec import FederationSpec, Submitted
+from fedfa.spec import FederationSpec, Submission
 from fedfa.store import ObjectStore
 
 ID = re.compile(ID_PATTERN)
@@ -34,13 +34,13 @@ def check_id(federation: str) -> str:
     return federation
 
 
-def submit(store: ObjectStore, spec: FederationSpec, federation: str) -> Submitted:
+def submit(store: ObjectStore, spec: FederationSpec, federation: str) -> Submission:
     """Create spec.json. Raises InvalidSpec when the id is malformed or taken."""
     key = keys.spec(check_id(federation))
     # A read refuses a missing bucket; some servers would make one at the first write.
     if store.exists(key):
         raise _taken(store, federation)
-    submission = Submitted(
+    submission = Submission(
         federation=federation, uid=secrets.token_hex(16), created_at=time.time(), spec=spec
     )
     try:
@@ -67,14 +67,14 @@ def caution(spec: FederationSpec) -> str | None:
     )
 
 
-def start_message(submission: Submitted) -> StartFederation:
+def start_message(submission: Submission) -> StartFederation:
     """The hint that lets the scheduler see a new spec, or a stop, at once."""
     return StartFederation(federation=submission.federation, uid=submission.uid)
 
 
-def request_stop(store: ObjectStore, federation: str, reason: str) -> Submitted:
+def request_stop(store: ObjectStore, federation: str, reason: str) -> Submission:
     """Create stop.json; asking again changes nothing. Raises NotFound for an unknown federation."""
-    submission = submitted(store, federation)
+    submission = read_submission(store, federation)
     try:
         request = {"at": time.time(), "reason": reason}
         store.create(keys.stop(federation), canonical_json(request).encode())
@@ -83,10 +83,10 @@ def request_stop(store: ObjectStore, federation: str, reason: str) -> Submitted:
     return submission
 
 
-def submitted(store: ObjectStore, federation: str) -> Submitted:
+def read_submission(store: ObjectStore, federation: str) -> Submission:
     """The federation as submitted, or NotFound with where to look."""
     try:
-        return manifests.submitted(store, check_id(federation))
+        return manifests.read_submission(store, check_id(federation))
     except NotFound as error:
         raise NotFound(
             f"{federation}: no such federation in {store.name}; `fedfa status` lists them"

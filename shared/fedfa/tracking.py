@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from fedfa.errors import Misconfigured
 from fedfa.rows import History
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 
 STALENESS = "staleness"
 OURS = ".fedfa"  # how the names of our event files end
@@ -73,7 +73,7 @@ class Tracker:
 class TensorBoard:
     """Event files in a folder of the federation's name."""
 
-    def __init__(self, folder: Path, submitted: Submitted) -> None:
+    def __init__(self, folder: Path, submitted: Submission) -> None:
         """What was written here before is written anew. Raises Misconfigured."""
         try:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -110,7 +110,7 @@ class TensorBoard:
 class MLflow:
     """A run on an MLflow server, or wherever the URI points, found again by its uid."""
 
-    def __init__(self, uri: str, submitted: Submitted, *, experiment: str = "fedfa") -> None:
+    def __init__(self, uri: str, submitted: Submission, *, experiment: str = "fedfa") -> None:
         """Raises Misconfigured."""
         try:
             from mlflow import MlflowClient
@@ -154,11 +154,11 @@ class MLflow:
             except self._error as error:
                 raise self._failed(error) from error
 
-    def _find(self, experiment: str, submitted: Submitted) -> str | None:
+    def _find(self, experiment: str, submitted: Submission) -> str | None:
         found = self._client.search_runs([experiment], f"tags.`{UID_TAG}` = '{submitted.uid}'")
         return str(found[0].info.run_id) if found else None
 
-    def _create(self, experiment: str, submitted: Submitted) -> str:
+    def _create(self, experiment: str, submitted: Submission) -> str:
         run = self._client.create_run(
             experiment,
             start_time=int(submitted.created_at * 1000),

@@ -54,7 +54,7 @@ def ended(store: ObjectStore, name: str, *, seconds: float = 90.0) -> Manifest:
 def check(store: ObjectStore, name: str) -> list[Manifest]:
     """What must hold of every federation that has ended; returns its log."""
     log = [entry.manifest for entry in verify(store, name)]
-    concurrency = manifests.submitted(store, name).spec.concurrency
+    concurrency = manifests.read_submission(store, name).spec.concurrency
     for manifest in log:
         wanted = concurrency if manifest.state.status == "running" else 0
         assert len(manifest.state.slots) == wanted

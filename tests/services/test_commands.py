@@ -13,7 +13,7 @@ from fedfa.local.processes import free_port
 from fedfa.messages import StartFederation
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings
-from fedfa.submission import submitted
+from fedfa.submission import read_submission
 from fedfa.topology import EVENTS_QUEUE
 from tests.services.commands import fedfa
 from tests.unit.sample_run import born, write_sample_run
@@ -41,7 +41,7 @@ def test_submit_creates_the_spec_and_tells_the_scheduler(
     assert done.returncode == 0, done.stderr
     federation = done.stdout.strip()
     assert federation.startswith("tiny-")
-    there = submitted(store, federation)
+    there = read_submission(store, federation)
     assert there.spec.rule.name == "fedfa-param"
     consumer = Consumer(broker_settings, [(EVENTS_QUEUE, 1)], name="test")
     expected = StartFederation(federation=federation, uid=there.uid)
@@ -55,14 +55,14 @@ def test_a_taken_id_is_refused_and_its_spec_stays(
 ) -> None:
     # given
     first = fedfa(environment, "submit", spec, "--id", name)
-    uid = submitted(store, name).uid
+    uid = read_submission(store, name).uid
     # when
     second = fedfa(environment, "submit", spec, "--id", name)
     # then
     assert first.stdout == f"{name}\n"
     assert second.returncode == 2
     assert second.stderr.startswith(f"error: id: {name} is taken")
-    assert submitted(store, name).uid == uid
+    assert read_submission(store, name).uid == uid
 
 
 def test_without_a_broker_submit_still_submits_and_says_what_follows(
@@ -77,7 +77,7 @@ def test_without_a_broker_submit_still_submits_and_says_what_follows(
     assert done.stdout == f"{name}\n"
     assert done.stderr.startswith(f"warning: {name}: submitted, but the scheduler was not told")
     assert "find the request in the bucket by itself" in done.stderr
-    assert submitted(store, name).federation == name
+    assert read_submission(store, name).federation == name
 
 
 def test_wrong_credentials_of_the_store_are_named(environment: dict[str, str]) -> None:

@@ -173,7 +173,7 @@ def test_updates_announced_again_late_and_out_of_order_are_merged_once(here: Wor
     here.signal("aggregator", signal.SIGSTOP)
     try:
         wait_for(lambda: len(undecided(here, name)) >= 3, seconds=60)
-        submitted = manifests.submitted(here.store, name)
+        submitted = manifests.read_submission(here.store, name)
         letters = [delivered_update(here.store, submitted, *job) for job in here.files(name)]
 
         # when all of it is announced twice more, in any order

@@ -45,7 +45,7 @@ def test_a_real_runs_log_is_trained_again_to_identical_models(
         again = list(repeat(store, "real", tmp_path / "again", num_workers=2, threads=1))
         # then
         recorded = [committed.digest for committed in manifests.log(store, "real")]
-        assert [book.head.digest for book in again] == recorded
+        assert [ledger.head.digest for ledger in again] == recorded
         models = {key.key for key in store.list("real/models/")}
     ours = DirectoryStore(tmp_path / "again")
     assert {info.key for info in ours.list("real/models/")} == models

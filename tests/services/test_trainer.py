@@ -41,7 +41,7 @@ from fedfa.messages import (
 )
 from fedfa.s3 import S3Store
 from fedfa.settings import BrokerSettings, StoreSettings
-from fedfa.spec import Submitted, parse
+from fedfa.spec import Submission, parse
 from fedfa.tasks import base as tasks
 from fedfa.tensor_files import encode, read_header
 from fedfa.topology import (
@@ -126,7 +126,7 @@ class Ears:
                 self._heard.append((delivery.queue, delivery.message()))
                 delivery.ack()
 
-    def all(self, kind: type[M], submitted: Submitted, *, queue: str | None = None) -> list[M]:
+    def all(self, kind: type[M], submitted: Submission, *, queue: str | None = None) -> list[M]:
         return [
             message
             for where, message in self._heard
@@ -136,7 +136,7 @@ class Ears:
         ]
 
     def first(
-        self, kind: type[M], submitted: Submitted, *, seconds: float = 30.0, number: int = 1
+        self, kind: type[M], submitted: Submission, *, seconds: float = 30.0, number: int = 1
     ) -> M:
         """The first (or a later) message of a kind about a federation, once it arrives."""
         heard = wait_for(
@@ -164,7 +164,7 @@ class World:
 
     def submit(
         self, *, local: dict[str, Any] = QUICK, task: str = "digits", **limits: float
-    ) -> Submitted:
+    ) -> Submission:
         spec = parse(
             {
                 "task": {"name": task},
@@ -234,7 +234,7 @@ class World:
             lease_ttl_seconds=lease_ttl_seconds,
         )
 
-    def init_job(self, submitted: Submitted) -> InitModel:
+    def init_job(self, submitted: Submission) -> InitModel:
         return InitModel(
             federation=submitted.federation,
             uid=submitted.uid,

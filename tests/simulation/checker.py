@@ -31,7 +31,7 @@ from fedfa.messages import (
 )
 from fedfa.pools import DEFAULT_POOL
 from fedfa.replay import verify
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import read_header
 from fedfa.topology import EVENTS_QUEUE, UPDATES_QUEUE, Route
@@ -47,7 +47,7 @@ CREATE_ONCE = ("/manifests/", "/models/", "/updates/", "/evals/", "/spec.json", 
 class Run:
     """One federation, by its uid."""
 
-    submission: Submitted
+    submission: Submission
     log: list[Committed] = field(default_factory=list)
     decided: dict[Job, int] = field(default_factory=dict)  # -> n
     opened: dict[Job, int] = field(default_factory=dict)  # -> the version when it was opened
@@ -106,7 +106,7 @@ class Checker:
     def wrote(self, key: str, body: bytes) -> None:
         federation, _, rest = key.partition("/")
         if rest == "spec.json":
-            submission = Submitted.model_validate_json(body)
+            submission = Submission.model_validate_json(body)
             self.runs[submission.uid] = Run(submission)
             self.current[federation] = submission.uid
         elif rest == "stop.json":

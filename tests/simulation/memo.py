@@ -13,7 +13,7 @@ from unittest.mock import patch
 from fedfa import ledger, manifests, messages, tensor_files
 from fedfa.errors import FedfaError
 from fedfa.memory import Bytes
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.tensor_files import Header
 from fedfa.tensors import FlatModel, Template
 from fedfa_aggregator import inspection
@@ -47,7 +47,7 @@ def once(decode: Callable[..., Any]) -> Callable[..., Any]:
 
 _manifest, _message = once(manifests.decode), once(messages.decode)
 _header, _vector = once(tensor_files.read_header), once(tensor_files.decode)
-_submitted = once(Submitted.model_validate_json)
+_submitted = once(Submission.model_validate_json)
 
 
 def _data(body: Bytes, header: Header, template: Template) -> FlatModel:
@@ -58,7 +58,7 @@ def _data(body: Bytes, header: Header, template: Template) -> FlatModel:
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (manifests, "decode", _manifest),
     (messages, "decode", _message),
-    (Submitted, "model_validate_json", _submitted),
+    (Submission, "model_validate_json", _submitted),
     (ledger, "decode", _vector),
     (inspection, "decode_data", _data),
     (ledger, "read_header", _header),

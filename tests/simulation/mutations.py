@@ -200,7 +200,7 @@ def any_uid_is_served(original: Any) -> Any:
         mail = original(self, delivery)
         if mail is None:
             return None
-        uid = manifests.submitted(self._store, mail.message.federation).uid
+        uid = manifests.read_submission(self._store, mail.message.federation).uid
         return replace(mail, message=mail.message.model_copy(update={"uid": uid}))
 
     return opened

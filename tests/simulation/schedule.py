@@ -12,7 +12,7 @@ from fedfa import keys
 from fedfa.canonical import canonical_json
 from fedfa.errors import AlreadyExists
 from fedfa.messages import StartFederation
-from fedfa.spec import FederationSpec, Submitted
+from fedfa.spec import FederationSpec, Submission
 from fedfa.topology import EVENTS, UPDATES_QUEUE
 from tests.simulation.actors import Services
 from tests.simulation.broker import SimBroker
@@ -166,7 +166,7 @@ class User:
 
     def _submit(self, life: Life, name: str, spec: FederationSpec) -> None:
         uid = f"{self._sim.world.random.getrandbits(128):032x}"
-        submission = Submitted(
+        submission = Submission(
             federation=name,
             uid=uid,
             created_at=life.unix(),
@@ -178,14 +178,14 @@ class User:
         self._hint(life, submission)
 
     def _stop(self, life: Life, name: str) -> None:
-        submission = Submitted.model_validate_json(self._sim.memory.get(keys.spec(name)))
+        submission = Submission.model_validate_json(self._sim.memory.get(keys.spec(name)))
         with suppress(AlreadyExists):
             body = canonical_json({"at": life.unix(), "reason": "enough"}).encode()
             self._sim.memory.create(keys.stop(name), body)
         self._sim.world.note("user", f"stops {name}")
         self._hint(life, submission)
 
-    def _hint(self, life: Life, submission: Submitted) -> None:
+    def _hint(self, life: Life, submission: Submission) -> None:
         message = StartFederation(federation=submission.federation, uid=submission.uid)
         self._sim.publisher(life).publish(message, EVENTS)
 

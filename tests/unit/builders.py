@@ -12,7 +12,7 @@ from fedfa.federation import Client, Federation, found
 from fedfa.log import Birth, ModelRef
 from fedfa.merge import Entry
 from fedfa.messages import UpdateReady
-from fedfa.spec import FederationSpec, Submitted, parse
+from fedfa.spec import FederationSpec, Submission, parse
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import encode
 from fedfa.tensors import FlatModel, Template, Tensor
@@ -129,8 +129,8 @@ def vector(seed: int, *, scale: float = 1.0) -> FlatModel:
     return FlatModel(TEMPLATE, floats, np.array([seed % 100], np.int64))
 
 
-def submitted(name: str = "fed", **fields: Any) -> Submitted:
-    return Submitted(federation=name, uid=UID, created_at=1000.0, spec=spec(**fields))
+def submitted(name: str = "fed", **fields: Any) -> Submission:
+    return Submission(federation=name, uid=UID, created_at=1000.0, spec=spec(**fields))
 
 
 def birth(number: int = 8) -> Birth:

@@ -420,7 +420,7 @@ def test_a_federation_that_waits_long_for_its_first_model_says_where_to_look(
     store: DirectoryStore,
 ) -> None:
     submission.submit(store, FederationSpec(clients=4), "fed")
-    created = submission.submitted(store, "fed").created_at
+    created = submission.read_submission(store, "fed").created_at
     soon, late = (
         summarize(HistoryReader(store, "fed").refresh(), now=created + seconds).reason
         for seconds in (1, 60)

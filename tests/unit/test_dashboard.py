@@ -22,7 +22,7 @@ from fedfa.dashboard.view import view_of
 from fedfa.errors import NotFound
 from fedfa.history import HistoryReader
 from fedfa.observability import Route
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import DirectoryStore
 from fedfa.summary import summarize
 from tests.long_log import STARVED, LongLog, write_long_log
@@ -231,7 +231,7 @@ class Site:
     def __init__(
         self, store: DirectoryStore, *, token: str | None, live: Live | None = None, **routes: Route
     ) -> None:
-        self.announced: list[Submitted] = []
+        self.announced: list[Submission] = []
         self.feed = dashboard.Feed(store, readers=4, share=1.0, live=live)
         control = token and dashboard.Control(SecretStr(token), self.announced.append)
         app = dashboard.application(
@@ -278,7 +278,7 @@ def test_whoever_knows_the_token_starts_and_stops(site: Site, store: DirectorySt
     status, answer = site.ask("/api/federations", {"spec": SPEC, "id": "mine"}, **bearer())
     # then
     assert (status, answer) == (201, {"id": "mine"})
-    assert manifests.submitted(store, "mine").spec.concurrency == 2
+    assert manifests.read_submission(store, "mine").spec.concurrency == 2
     # when
     stop = {"reason": "seen enough"}
     status, _ = site.ask("/api/federations/mine/stop", stop, **bearer())

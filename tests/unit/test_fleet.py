@@ -22,7 +22,7 @@ from fedfa.messages import (
     UpdateReady,
     Work,
 )
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa_scheduler.actions import FindModel, Look, RecordFailure, Send
 from fedfa_scheduler.fleet import STOP_REPEAT_SECONDS, Fleet
 from fedfa_scheduler.leases import MAX_COUNT, MISSING_TASK_DELAY_SECONDS, Attempts
@@ -48,7 +48,7 @@ class World:
     num_clients: int = 8
 
     def __post_init__(self) -> None:
-        self.submission = Submitted(
+        self.submission = Submission(
             federation="fed", uid=UID, created_at=CREATED_AT, spec=spec(**self.fields)
         )
         pools = [self.pools[at % len(self.pools)] for at in range(self.num_clients)]

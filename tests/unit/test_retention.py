@@ -385,7 +385,7 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 def collect(store: DirectoryStore, name: str = FED) -> list[str]:
-    submission = manifests.submitted(store, name)
+    submission = manifests.read_submission(store, name)
     policy = submission.spec.retention
     assert isinstance(policy, KeepBounded)
     doomed = list(plan(store, Tended(submission, policy), now=LATER))
@@ -534,7 +534,7 @@ def test_a_running_federation_keeps_what_waits_for_its_evaluation(store: Directo
 def test_nothing_goes_before_its_time(store: DirectoryStore) -> None:
     # given: files of this moment
     write_sample_run(store, retention={**BOUNDED, "min_age_seconds": 3600.0})
-    submission = manifests.submitted(store, FED)
+    submission = manifests.read_submission(store, FED)
     policy = submission.spec.retention
     assert isinstance(policy, KeepBounded)
     # when
@@ -574,7 +574,7 @@ def test_a_federation_of_the_same_name_loses_nothing_to_the_old_ones_collector(
 ) -> None:
     # given: it was deleted and submitted again since the collector met it
     write_sample_run(store, retention=BOUNDED)
-    before = manifests.submitted(store, FED)
+    before = manifests.read_submission(store, FED)
     policy = before.spec.retention
     assert isinstance(policy, KeepBounded)
     tended = Tended(before.model_copy(update={"uid": "f" * 32}), policy)
@@ -660,7 +660,7 @@ def test_a_thread_collects_whole_federations_beside_a_damaged_one(store: Directo
     # when
     with Collector(store, on_end=ended.set) as collector:
         for name in ("damaged", FED):
-            submission = manifests.submitted(store, name)
+            submission = manifests.read_submission(store, name)
             head = manifests.read(store, name, 0)
             collector.tend(Ledger(submission, None, head, None))
         wait_for(lambda: len(list(store.list(f"{FED}/models/"))) == 5)  # with the best one

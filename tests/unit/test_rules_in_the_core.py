@@ -333,7 +333,7 @@ def test_a_collector_leaves_what_every_rule_still_needs(
         number = next(turns)
         if number in jobs:
             held = deliver(store, held, jobs[number], seed=held.state.num_decisions)
-    submission = manifests.submitted(store, "fed")
+    submission = manifests.read_submission(store, "fed")
     policy = submission.spec.retention
     assert isinstance(policy, KeepBounded)
     doomed = list(plan(store, Tended(submission, policy), now=1e12))

@@ -8,7 +8,7 @@ from fedfa.federation import Status
 from fedfa.ledger import Ledger
 from fedfa.log import Birth, ModelRef
 from fedfa.messages import AbandonJob, InitReady, MarkPool, StopFederation, UpdateReady
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.tensors import FlatModel
 from fedfa_aggregator.views import Views
@@ -22,7 +22,7 @@ class Undecidable(FedfaError):
 
 def birth(
     store: ObjectStore,
-    submission: Submitted,
+    submission: Submission,
     message: Decidable | InitReady,
     *,
     views: Views,

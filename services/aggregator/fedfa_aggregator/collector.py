@@ -23,7 +23,7 @@ from fedfa.ledger import Ledger
 from fedfa.log import Evaluation
 from fedfa.retention import Kept
 from fedfa.sections import KeepBounded
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa_aggregator import metrics
 
@@ -46,7 +46,7 @@ class Tended:
     ended_at: when that was first seen, on the monotonic clock.
     """
 
-    submission: Submitted
+    submission: Submission
     policy: KeepBounded
     known: int = manifests.FIRST
     evaluations: dict[int, Evaluation] = field(default_factory=dict)

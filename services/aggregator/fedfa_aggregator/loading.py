@@ -7,7 +7,7 @@ from fedfa import manifests
 from fedfa.errors import FedfaError, InvalidInput, NotFound, StoreUnavailable
 from fedfa.ledger import Ledger
 from fedfa.log import Birth
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.tensors import FlatModel
 from fedfa_aggregator.births import Undecidable
@@ -65,9 +65,9 @@ class Loader:
         template = None if ledger.replica is None else ledger.replica.model.template
         self._reader.serves(ledger.submission.uid, template)
 
-    def submission(self, federation: str) -> Submitted:
+    def submission(self, federation: str) -> Submission:
         try:
-            return manifests.submitted(self._store, federation)
+            return manifests.read_submission(self._store, federation)
         except NotFound:
             raise Undecidable(f"federation {federation}: no such spec.json in the bucket") from None
         except InvalidInput as error:

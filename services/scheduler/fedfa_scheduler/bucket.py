@@ -14,7 +14,7 @@ from fedfa.federation import Clients, Federation
 from fedfa.history import evaluated_versions, evaluation_or_none
 from fedfa.log import Evaluation, Manifest
 from fedfa.messages import MAX_TEXT_CHARACTERS, UpdateReady
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.tensor_files import MAX_HEADER_BYTES, read_header
 
@@ -24,7 +24,7 @@ FIRST_READ_BYTES = 64 * 1024  # holds the header of most updates
 
 
 def value_of(
-    store: ObjectStore, submission: Submitted, known: Federation | None, manifest: Manifest
+    store: ObjectStore, submission: Submission, known: Federation | None, manifest: Manifest
 ) -> Federation:
     """The federation at this manifest; what manifest 0 fixed is read once."""
     if known is not None:
@@ -36,7 +36,7 @@ def value_of(
 
 
 def delivered_update(
-    store: ObjectStore, submission: Submitted, slot: int, generation: int
+    store: ObjectStore, submission: Submission, slot: int, generation: int
 ) -> UpdateReady | None:
     """The announcement of a finished attempt at this job, made from its file alone."""
     federation = submission.federation

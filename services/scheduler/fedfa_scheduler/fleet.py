@@ -14,7 +14,7 @@ from fedfa.federation import Federation
 from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.messages import JobFacts, MarkPool, Order, StopFederation, UpdateReady, Work
 from fedfa.pools import DEFAULT_POOL
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.topology import UPDATES
 from fedfa_scheduler import evaluations
 from fedfa_scheduler.actions import (
@@ -105,7 +105,7 @@ class Fleet:
 
     # -- what the bucket says -------------------------------------------------------------------
 
-    def submitted(self, submission: Submitted) -> None:
+    def submitted(self, submission: Submission) -> None:
         known = self.federations.get(submission.federation)
         if known is None or known.submission.uid != submission.uid:
             self.federations[submission.federation] = Known(submission)

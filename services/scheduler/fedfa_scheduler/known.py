@@ -8,7 +8,7 @@ from fedfa.federation import Federation, is_evaluation_due
 from fedfa.log import Evaluation, Manifest, ModelRef
 from fedfa.messages import Activity, JobFacts, StopFederation, Work
 from fedfa.pools import DEFAULT_POOL
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.stops import target_stop, time_is_up
 from fedfa_scheduler.leases import Lease
 
@@ -22,7 +22,7 @@ class Known:
     its clients. marked_at: pool -> when its change was sent that the log does not show yet.
     """
 
-    submission: Submitted
+    submission: Submission
     value: Federation | None = None
     n: int = -1
     model: ModelRef | None = None

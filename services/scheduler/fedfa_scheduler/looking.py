@@ -16,7 +16,7 @@ from fedfa.errors import FedfaError, InvalidInput, NotFound, StoreUnavailable
 from fedfa.failpoints import reach
 from fedfa.log import Manifest
 from fedfa.messages import EvalReady, ModelReady
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.submission import ID
 from fedfa_scheduler import bucket
@@ -132,7 +132,7 @@ class Lookout:
         with self._tolerating_no_answer(hint.federation):
             self.look_for_evaluation(hint.federation, hint.version)
 
-    def _begin(self, submission: Submitted) -> None:
+    def _begin(self, submission: Submission) -> None:
         federation = submission.federation
         if submission.uid in self._gone and manifests.newest(self._store, federation) is None:
             return  # somebody deletes it, and would not want it to be born again
@@ -140,9 +140,9 @@ class Lookout:
         self._fleet.submitted(submission)
         self._observe(self._fleet.federations[federation])
 
-    def _spec_of(self, federation: str) -> Submitted | None:
+    def _spec_of(self, federation: str) -> Submission | None:
         try:
-            submission = manifests.submitted(self._store, federation)
+            submission = manifests.read_submission(self._store, federation)
             if submission.federation != federation:
                 raise InvalidInput(f"{keys.spec(federation)}: it names {submission.federation}")
         except NotFound:

@@ -34,7 +34,7 @@ from fedfa.messages import (
     StartFederation,
 )
 from fedfa.observability import Answer, Pulse
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.topology import (
     BROADCAST,
@@ -295,7 +295,7 @@ class Scheduler:
         listed = status.federations(self._fleet, self._clock(), troubles=self._lookout.troubles)
         self._shown = (status.open_jobs(self._fleet), listed)
 
-    def notice(self, submitted: Submitted) -> None:
+    def notice(self, submitted: Submission) -> None:
         """From any thread: look soon at what was submitted or asked to stop."""
         self._noticed.put(submitted.federation)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedfa.log import Birth
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.tasks.base import Task
 from fedfa.tensors import FlatModel
 
@@ -20,7 +20,7 @@ class Warm:
     digest and model: the last one downloaded.
     """
 
-    submission: Submitted
+    submission: Submission
     task: Task
     module: nn.Module
     birth: Birth | None = None

@@ -260,7 +260,7 @@ class Worker:
             self._bucket.current(held, order)  # raises before anything is loaded for a closed job
         try:
             submission = self._bucket.insist(
-                held, "get", lambda: manifests.submitted(self._bucket.store, order.federation)
+                held, "get", lambda: manifests.read_submission(self._bucket.store, order.federation)
             )
         except NotFound:
             raise Cancelled(f"{order.federation}: it has no spec.json") from None

@@ -14,7 +14,7 @@ from fedfa.merge import window_of
 from fedfa.messages import MAX_TEXT_CHARACTERS
 from fedfa.sections import Stop
 from fedfa.settings import BrokerSettings
-from fedfa.spec import FederationSpec, Submitted
+from fedfa.spec import FederationSpec, Submission
 
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="the federation's YAML file", show_default=False)
@@ -74,7 +74,7 @@ def stop(
     console.say(f"{federation}: asked to stop; `fedfa watch {federation}` shows its end")
 
 
-def tell_scheduler(submitted: Submitted, broker: BrokerSettings, what: str) -> None:
+def tell_scheduler(submitted: Submission, broker: BrokerSettings, what: str) -> None:
     if trouble := connections.announce(submitted, broker):
         console.warn(f"{submitted.federation}: {what}, but {trouble}")
 

@@ -12,7 +12,7 @@ from fedfa import connections
 from fedfa.cli import EXIT_INTERRUPTED, console, control
 from fedfa.cli.control import Folder
 from fedfa.errors import Misconfigured
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import DirectoryStore, from_settings
 
 READERS = 16
@@ -58,7 +58,7 @@ def dashboard(
         feed.close()
 
 
-def _announcer() -> Callable[[Submitted], None]:
+def _announcer() -> Callable[[Submission], None]:
     broker = connections.broker_settings()
     return lambda submitted: control.tell_scheduler(submitted, broker, "changed in the dashboard")
 

@@ -159,7 +159,7 @@ def _is_id(folder: str) -> bool:
 def _brief(store: ObjectStore, federation: str) -> dict[str, Any]:
     """One federation in a few fields, from its newest manifest alone."""
     try:
-        submitted = manifests.submitted(store, federation)
+        submitted = manifests.read_submission(store, federation)
         newest = manifests.newest(store, federation)
     except Unavailable:
         raise

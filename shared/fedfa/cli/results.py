@@ -20,7 +20,7 @@ from fedfa.events import Merged
 from fedfa.exports import Stored
 from fedfa.history import HistoryReader
 from fedfa.store import ObjectStore
-from fedfa.submission import submitted
+from fedfa.submission import read_submission
 
 EXIT_MISMATCH = 1
 
@@ -174,7 +174,7 @@ def verify(federation: Id, as_json: Json = False, folder: Folder = None) -> None
 
 
 def verify_with_progress(store: ObjectStore, federation: str) -> Confirmed:
-    submitted(store, federation)  # a wrong id is no mismatch
+    read_submission(store, federation)  # a wrong id is no mismatch
     newest = manifests.newest(store, federation)
     if newest is None:
         raise NotFound(f"{federation}: no manifest 0 yet, nothing to verify")

@@ -22,7 +22,7 @@ from fedfa.simulate import repetition
 from fedfa.simulate.simulation import Simulation, simulation
 from fedfa.spec import FederationSpec
 from fedfa.store import DirectoryStore
-from fedfa.submission import slug, submitted
+from fedfa.submission import read_submission, slug
 from fedfa.summary import Summary, leading_metric, summarize
 from fedfa.tracebacks import first_line
 
@@ -166,7 +166,7 @@ def _repeat(like: str, out: Path, *, workers: int | None, threads: int, as_json:
     if Path(like).resolve() == (out / federation).resolve():
         raise InvalidSpec(f"--out {out}: that is where the recorded run lies; choose another place")
     results.make_folder("--out", out)
-    submission = submitted(source, federation)
+    submission = read_submission(source, federation)
     newest = manifests.newest(source, federation)
     if newest is None:
         raise NotFound(f"{federation}: no manifest 0 yet, nothing to repeat")
@@ -182,8 +182,8 @@ def _repeat(like: str, out: Path, *, workers: int | None, threads: int, as_json:
     try:
         with console.progress() as bar:
             task = bar.add_task(f"{federation} again", total=newest.manifest.n + 1)
-            for book in again:
-                n, version = book.head.manifest.n, book.state.version
+            for ledger in again:
+                n, version = ledger.head.manifest.n, ledger.state.version
                 bar.update(task, completed=n + 1)
     except Mismatch as error:
         mismatch = str(error)
@@ -207,11 +207,11 @@ def follow(running: Simulation, spec: FederationSpec, federation: str) -> None:
     begun_with: float | None = None
     with console.progress() as bar:
         task = bar.add_task(federation, total=1.0)
-        for book in running.run():
-            now, seconds = time.monotonic(), book.head.manifest.at - running.created_at
-            done = _fraction(spec.stop, book.state, seconds)
+        for ledger in running.run():
+            now, seconds = time.monotonic(), ledger.head.manifest.at - running.created_at
+            done = _fraction(spec.stop, ledger.state, seconds)
             begun_with = done if begun_with is None else begun_with
-            text = _line(running, book.state, seconds)
+            text = _line(running, ledger.state, seconds)
             bar.update(task, completed=done, description=text)
             if not console.is_screen(console.err) and now > printed_at + LINE_SECONDS:
                 printed_at, gained = now, done - begun_with

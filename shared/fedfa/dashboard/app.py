@@ -32,7 +32,7 @@ from fedfa.dashboard.rows import JsonRow, page_of
 from fedfa.dashboard.view import spec_text
 from fedfa.errors import FedfaError, InvalidInput, NotFound, Unavailable
 from fedfa.observability import Route as JsonRoute
-from fedfa.submission import check_id, submitted
+from fedfa.submission import check_id, read_submission
 
 STATIC = Path(__file__).parent / "static"
 LOOK_SECONDS = 0.2  # between two looks at whether there is something new to send
@@ -118,7 +118,7 @@ class _Api:
             raise InvalidInput(f"before: {text!r:.40} is no manifest's number")
         before = int(text)
         numbers = range(max(manifests.FIRST, before - PAGE_MANIFESTS), before)
-        created_at = submitted(self._feed.store, name).created_at
+        created_at = read_submission(self._feed.store, name).created_at
         rows = page_of(self._feed.store, name, created_at, numbers)
         return JSONResponse({"rows": rows, "first": numbers.start})
 
@@ -133,7 +133,7 @@ class _Api:
 
     def spec(self, request: Request) -> Response:
         name = check_id(request.path_params["federation"])
-        spec = submitted(self._feed.store, name).spec
+        spec = read_submission(self._feed.store, name).spec
         return Response(spec_text(spec), media_type="text/plain")
 
     async def _first(self, shown_now: Callable[[], Shown]) -> Response:

@@ -15,7 +15,7 @@ from fedfa import spec_files, submission
 from fedfa.complaints import describe
 from fedfa.errors import InvalidInput
 from fedfa.messages import MAX_TEXT_CHARACTERS
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 
 STOPPED = "stopped from the dashboard"
@@ -28,7 +28,7 @@ class Control:
     """token: at least 16 characters. announce: tells the scheduler what was changed."""
 
     token: SecretStr
-    announce: Callable[[Submitted], None]
+    announce: Callable[[Submission], None]
 
     def allows(self, authorization: str | None) -> bool:
         """Whether an Authorization header names the token; takes as long for any wrong one."""

@@ -19,7 +19,7 @@ from fedfa.dashboard.rows import JsonRow, Openings, as_json, rows_alone
 from fedfa.events import Merged
 from fedfa.log import Birth, Manifest
 from fedfa.store import ObjectStore
-from fedfa.submission import submitted
+from fedfa.submission import read_submission
 
 POINTS = 400  # of a curve
 SAMPLE = 400  # manifests
@@ -50,7 +50,7 @@ class Follower:
         self._begin()
 
     def _begin(self) -> None:
-        self.submission = submitted(self._store, self.federation)
+        self.submission = read_submission(self._store, self.federation)
         self.birth: Birth | None = None
         self.pool_of: dict[str, str] = {}  # client -> pool
         self.born_at: float | None = None

@@ -8,7 +8,7 @@ from fedfa.dashboard.evaluations import Evaluations
 from fedfa.dashboard.view import brief_metrics
 from fedfa.errors import FedfaError, NotFound, Unavailable
 from fedfa.log import Manifest
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import ObjectStore
 from fedfa.submission import ID
 
@@ -53,7 +53,7 @@ class Overview:
         return (unreadable + every[::-1])[:MOST_BRIEFS]
 
     def _look(self, name: str) -> None:
-        submission = manifests.submitted(self._store, name)
+        submission = manifests.read_submission(self._store, name)
         known = self._known.get(name)
         if known is None or known.submission.uid != submission.uid:
             known = self._known[name] = _Known(submission, self._store, self._readers)
@@ -61,7 +61,7 @@ class Overview:
 
 
 class _Known:
-    def __init__(self, submission: Submitted, store: ObjectStore, readers: Executor) -> None:
+    def __init__(self, submission: Submission, store: ObjectStore, readers: Executor) -> None:
         self.submission = submission
         self._newest: Manifest | None = None
         self._evaluations = Evaluations(

@@ -36,8 +36,8 @@ def make(folder: Path, runs: Sequence[Run], *, num_at_once: int) -> Iterator[Pro
 
     def work(run: Run) -> None:
         with simulation(folder, run.spec, run.id, num_workers=1) as running:
-            for book in running.run():
-                counts[run.id] = book.state.num_merged
+            for ledger in running.run():
+                counts[run.id] = ledger.state.num_merged
                 if stopping.is_set():
                     return
         _forget_updates(DirectoryStore(folder), run.id)
@@ -63,7 +63,7 @@ def _is_done(store: DirectoryStore, run: Run) -> bool:
     newest = manifests.newest(store, run.id)
     if newest is None or newest.manifest.state.status == "running":
         return False
-    if manifests.submitted(store, run.id).spec != run.spec:  # a default became another
+    if manifests.read_submission(store, run.id).spec != run.spec:  # a default became another
         raise InvalidInput(f"{run.id} in {store.name} is a run of another spec; delete it")
     final = newest.manifest.state.final_version
     return final is None or store.exists(keys.evaluation(run.id, final))

@@ -11,7 +11,8 @@ from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 
-from fedfa import history, keys, ledger, manifests
+from fedfa import history, keys, manifests
+from fedfa import ledger as ledgers
 from fedfa.errors import AlreadyExists, InvalidInput, InvalidSpec, NotFound
 from fedfa.events import Decision, Job, Merged, Rejected, Update
 from fedfa.ledger import Ledger
@@ -20,7 +21,7 @@ from fedfa.replay import Mismatch
 from fedfa.replica import Replica, decide, is_judgement, merge, needs_base
 from fedfa.simulate.orders import Initialise, NotFinite, Train, Trained
 from fedfa.simulate.workers import Workers, usable_cores
-from fedfa.spec import Submitted
+from fedfa.spec import Submission
 from fedfa.store import DirectoryStore, ObjectStore
 
 AHEAD_PER_WORKER = 4  # manifests whose updates may be trained before their turn
@@ -53,8 +54,8 @@ def repeat(
         yield from again.run(AHEAD_PER_WORKER * number)
 
 
-def _submit(source: ObjectStore, store: DirectoryStore, federation: str) -> Submitted:
-    submission = manifests.submitted(source, federation)
+def _submit(source: ObjectStore, store: DirectoryStore, federation: str) -> Submission:
+    submission = manifests.read_submission(source, federation)
     body = source.get(keys.spec(federation))
     try:
         store.create(keys.spec(federation), body)
@@ -71,7 +72,7 @@ class _Repetition:
         self,
         source: ObjectStore,
         root: Path,
-        submission: Submitted,
+        submission: Submission,
         workers: Workers,
     ) -> None:
         self._source = source
@@ -83,27 +84,27 @@ class _Repetition:
 
     def run(self, num_ahead: int) -> Iterator[Ledger]:
         federation = self._submission.federation
-        book = ledger.load(self._store, self._submission)
-        if book is None:
-            book = self._bear(manifests.read(self._source, federation, manifests.FIRST))
+        ledger = ledgers.load(self._store, self._submission)
+        if ledger is None:
+            ledger = self._bear(manifests.read(self._source, federation, manifests.FIRST))
         else:
-            self._compare_head(book)
-        yield book
-        log = manifests.log(self._source, federation, start=book.head.manifest.n + 1)
+            self._compare_head(ledger)
+        yield ledger
+        log = manifests.log(self._source, federation, start=ledger.head.manifest.n + 1)
         ahead = deque(islice(log, num_ahead))
         while ahead:
-            if book.replica is None:
+            if ledger.replica is None:
                 raise Mismatch(f"manifest {ahead[0].manifest.n} follows the end of the federation")
             for committed in ahead:
-                self._train(book, committed)
-            book = self._again(book, book.replica, ahead.popleft())
-            manifests.move_head(self._store, book.head.manifest)
+                self._train(ledger, committed)
+            ledger = self._again(ledger, ledger.replica, ahead.popleft())
+            manifests.move_head(self._store, ledger.head.manifest)
             ahead.extend(islice(log, 1))
-            yield book
+            yield ledger
 
-    def _compare_head(self, book: Ledger) -> None:
+    def _compare_head(self, ledger: Ledger) -> None:
         """What an earlier repetition left: its newest manifest vouches for those before it."""
-        n = book.head.manifest.n
+        n = ledger.head.manifest.n
         try:
             recorded = manifests.read(self._source, self._submission.federation, n)
         except NotFound:
@@ -111,7 +112,7 @@ class _Repetition:
                 f"manifest {n}: {self._store.name} has it, the recorded log ends before it; "
                 "choose another --out"
             ) from None
-        _refuse_another(book.head, recorded)
+        _refuse_another(ledger.head, recorded)
 
     def _bear(self, first: Committed) -> Ledger:
         manifest = first.manifest
@@ -123,8 +124,8 @@ class _Repetition:
                 f"version 0: made again it hashes to {model.digest}, the log says "
                 f"{manifest.model.digest}; is the data or the code of the task another one?"
             )
-        birth, vector = ledger.birth_from(self._store.get(model.key))
-        return ledger.bear(
+        birth, vector = ledgers.birth_from(self._store.get(model.key))
+        return ledgers.bear(
             _Expecting(self._root, first),
             self._submission,
             model,
@@ -134,13 +135,13 @@ class _Repetition:
             now=manifest.at,
         )
 
-    def _train(self, book: Ledger, committed: Committed) -> None:
+    def _train(self, ledger: Ledger, committed: Committed) -> None:
         """Have the updates of a manifest trained, as far as their bases are made again."""
         for index, decision in enumerate(committed.manifest.decisions):
             update = _trained(decision)
             if update is None or update.job in self._training:
                 continue
-            if update.base_version <= book.state.version:
+            if update.base_version <= ledger.state.version:
                 order = Train(self._base(update), update)
                 urgency = (committed.manifest.n, index)
                 self._training[update.job] = self._workers.submit(order, urgency=urgency)
@@ -149,7 +150,7 @@ class _Repetition:
         federation = self._submission.federation
         return history.find_model(self._store, federation, update.base_version)
 
-    def _again(self, book: Ledger, replica: Replica, recorded: Committed) -> Ledger:
+    def _again(self, ledger: Ledger, replica: Replica, recorded: Committed) -> Ledger:
         """Take a manifest's decisions again on updates made anew, and commit them."""
         manifest = recorded.manifest
         made: list[Decision] = []
@@ -170,9 +171,9 @@ class _Repetition:
                 f"manifest {manifest.n}: now {len(made)} decisions, the log has "
                 f"{len(manifest.decisions)}"
             )
-        return ledger.commit(
+        return ledgers.commit(
             _Expecting(self._root, recorded),
-            book,
+            ledger,
             replica,
             tuple(made),
             writer=manifest.writer,
@@ -186,10 +187,10 @@ class _Repetition:
         template = replica.model.template
         if isinstance(again, NotFinite):
             raise Mismatch(f"{_name(update)}: {again.reason}")
-        vector = ledger.read_vector(self._store, again.key, again.digest, template)
+        vector = ledgers.read_vector(self._store, again.key, again.digest, template)
         if again.digest != update.digest:
             try:
-                there = ledger.read_vector(self._source, update.key, update.digest, template)
+                there = ledgers.read_vector(self._source, update.key, update.digest, template)
             except NotFound:
                 raise Mismatch(
                     f"{_name(update)}: trained again it hashes to {again.digest}, the log says "
@@ -205,7 +206,7 @@ class _Repetition:
             )
         base = None
         if needs_base(replica, update.base_version):
-            base = ledger.read_model(self._store, self._base(update), template)
+            base = ledgers.read_model(self._store, self._base(update), template)
         return merge(replica, update, vector, base=base)
 
 

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfa import history, keys, ledger, manifests, retention
+from fedfa import history, keys, manifests, retention
+from fedfa import ledger as ledgers
 from fedfa.canonical import canonical_json, sha256
 from fedfa.delays import delay_seconds
 from fedfa.errors import AlreadyExists, InvalidSpec, NotFound
@@ -37,7 +38,7 @@ from fedfa.simulate.orders import (
     Trained,
 )
 from fedfa.simulate.workers import Workers, usable_cores
-from fedfa.spec import FederationSpec, Submitted
+from fedfa.spec import FederationSpec, Submission
 from fedfa.stops import target_stop, time_is_up
 from fedfa.store import DirectoryStore
 from fedfa.submission import check_id
@@ -73,14 +74,14 @@ class Flight:
     answer: Future[Trained]
 
 
-def submit(store: DirectoryStore, spec: FederationSpec, federation: str) -> Submitted:
+def submit(store: DirectoryStore, spec: FederationSpec, federation: str) -> Submission:
     """Create spec.json, or find the same one there: then the run goes on.
 
     Another spec there that came to no version 0 was wrong: it gives way. The uid follows from the
     spec, so that two runs of one spec write the same bytes.
     """
     fields = canonical_json(spec.model_dump(mode="json"))
-    submission = Submitted(
+    submission = Submission(
         federation=check_id(federation),
         uid=sha256(fields.encode())[:32],
         created_at=0.0,  # where the virtual clock starts
@@ -170,7 +171,7 @@ class Simulation:
     def __init__(
         self,
         store: DirectoryStore,
-        submission: Submitted,
+        submission: Submission,
         workers: Workers,
         clock: Clock,
         *,
@@ -197,44 +198,44 @@ class Simulation:
 
     def run(self) -> Iterator[Ledger]:
         """Run to the end, from wherever the folder's log ends. Raises TaskFailed."""
-        book = ledger.load(self._store, self._submission)
-        if book is None:
-            book = self._bear()
-            self._begin_evaluation(book.head.manifest)
-            self._take_off(book, _opened(book.head.manifest))
+        ledger = ledgers.load(self._store, self._submission)
+        if ledger is None:
+            ledger = self._bear()
+            self._begin_evaluation(ledger.head.manifest)
+            self._take_off(ledger, _opened(ledger.head.manifest))
         else:
-            self._go_on(book)
-        yield book
-        while book.replica is not None:
-            book = self._next(book, book.replica)
-            self._begin_evaluation(book.head.manifest)
-            self._take_off(book, _opened(book.head.manifest))
+            self._go_on(ledger)
+        yield ledger
+        while ledger.replica is not None:
+            ledger = self._next(ledger, ledger.replica)
+            self._begin_evaluation(ledger.head.manifest)
+            self._take_off(ledger, _opened(ledger.head.manifest))
             self._finish_evaluations(wait=False)
-            self._sweep(book)
-            yield book
+            self._sweep(ledger)
+            yield ledger
         self._finish_evaluations()
-        self._sweep(book)
+        self._sweep(ledger)
 
     # -- one event -------------------------------------------------------------------------------
 
-    def _next(self, book: Ledger, replica: Replica) -> Ledger:
+    def _next(self, ledger: Ledger, replica: Replica) -> Ledger:
         """The next commit: a stop that is due, or the decision about the next update."""
-        stop, now = self.stop, book.head.manifest.at
+        stop, now = self.stop, ledger.head.manifest.at
         if stop.target is not None:
             self._finish_evaluations()
             reached = target_stop(stop, self.evaluations.values())
             if reached is not None:
-                return self._commit(book, *decide(replica, reached), now)
+                return self._commit(ledger, *decide(replica, reached), now)
         turn, flight = self._flights[0]
         at = turn[0]
         if stop.wall_seconds is not None:
             end = self.created_at + stop.wall_seconds
             if at >= end:
                 event = Stopped("finished", time_is_up(stop.wall_seconds), replica.version)
-                return self._commit(book, *decide(replica, event), max(now, end))
+                return self._commit(ledger, *decide(replica, event), max(now, end))
         update = flight.answer.result()
         heapq.heappop(self._flights)
-        return self._commit(book, *self._decide(replica, flight, update), at)
+        return self._commit(ledger, *self._decide(replica, flight, update), at)
 
     def _decide(
         self, replica: Replica, flight: Flight, update: Trained
@@ -242,36 +243,36 @@ class Simulation:
         if isinstance(update, NotFinite):  # as it would be at every attempt
             return decide(replica, Abandoned(flight.job, update.reason))
         template = replica.model.template
-        vector = ledger.read_vector(self._store, update.key, update.digest, template)
+        vector = ledgers.read_vector(self._store, update.key, update.digest, template)
         base = None
         if needs_base(replica, update.base_version):
-            base = ledger.read_model(self._store, flight.base, template)
+            base = ledgers.read_model(self._store, flight.base, template)
         return merge(replica, update, vector, base=base)
 
     def _commit(
-        self, book: Ledger, replica: Replica, decisions: tuple[Decision, ...], now: float
+        self, ledger: Ledger, replica: Replica, decisions: tuple[Decision, ...], now: float
     ) -> Ledger:
         self._num_commits += 1
-        book = ledger.commit(self._store, book, replica, decisions, writer=WRITER, now=now)
-        manifests.move_head(self._store, book.head.manifest)
-        return book
+        ledger = ledgers.commit(self._store, ledger, replica, decisions, writer=WRITER, now=now)
+        manifests.move_head(self._store, ledger.head.manifest)
+        return ledger
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def _take_off(self, book: Ledger, opened: dict[Job, Manifest]) -> None:
+    def _take_off(self, ledger: Ledger, opened: dict[Job, Manifest]) -> None:
         """Have the jobs trained that these manifests opened, if they are open still."""
-        for job, slot in _open_jobs(book):
+        for job, slot in _open_jobs(ledger):
             manifest = opened.get(job)
             if manifest is not None:
                 assert manifest.model is not None
                 assert manifest.model.version == slot.opened_at
-                flight = self._flight(book, job, slot.client, manifest)
+                flight = self._flight(ledger, job, slot.client, manifest)
                 heapq.heappush(self._flights, (flight.turn, flight))
 
-    def _flight(self, book: Ledger, job: Job, client: str, opening: Manifest) -> Flight:
-        assert book.replica is not None
+    def _flight(self, ledger: Ledger, job: Job, client: str, opening: Manifest) -> Flight:
+        assert ledger.replica is not None
         assert opening.model is not None
-        federation, base = book.replica.federation, opening.model
+        federation, base = ledger.replica.federation, opening.model
         spec = federation.spec
         training = train_seconds(
             spec,
@@ -299,11 +300,11 @@ class Simulation:
 
     def _bear(self) -> Ledger:
         model = self._workers.submit(Initialise(), urgency=(BEFORE_ALL,)).result()
-        birth, vector = ledger.birth_from(self._store.get(model.key))
-        reason = ledger.why_unborn(self._submission, birth)
+        birth, vector = ledgers.birth_from(self._store.get(model.key))
+        reason = ledgers.why_unborn(self._submission, birth)
         now = self.created_at
         if reason is not None:
-            return ledger.stillborn(
+            return ledgers.stillborn(
                 self._store,
                 self._submission,
                 status="failed",
@@ -311,11 +312,11 @@ class Simulation:
                 writer=WRITER,
                 now=now,
             )
-        return ledger.bear(
+        return ledgers.bear(
             self._store, self._submission, model, birth, vector, writer=WRITER, now=now
         )
 
-    def _go_on(self, book: Ledger) -> None:
+    def _go_on(self, ledger: Ledger) -> None:
         """Take the run up where its log ends: open jobs, and evaluations that are missing."""
         federation = self._submission.federation
         for version in history.evaluated_versions(self._store, federation):
@@ -325,7 +326,7 @@ class Simulation:
             manifest = committed.manifest
             opened |= _opened(manifest)
             self._begin_evaluation(manifest)
-        self._take_off(book, opened)
+        self._take_off(ledger, opened)
 
     # -- evaluations -----------------------------------------------------------------------------
 
@@ -363,13 +364,13 @@ class Simulation:
 
     # -- retention -------------------------------------------------------------------------------
 
-    def _sweep(self, book: Ledger) -> None:
+    def _sweep(self, ledger: Ledger) -> None:
         """Delete what retention lets go, but for what open jobs and evaluations start from."""
         policy = self._submission.spec.retention
-        is_due = self._num_commits % SWEEP_EVERY == 0 or book.replica is None
+        is_due = self._num_commits % SWEEP_EVERY == 0 or ledger.replica is None
         if not isinstance(policy, KeepBounded) or not is_due:
             return
-        federation, head = self._submission.federation, book.head
+        federation, head = self._submission.federation, ledger.head
         if head.manifest.model is None:
             return
         commits = retention.recent(manifests.backwards(self._store, head), policy.keep_last)
@@ -391,8 +392,8 @@ class Simulation:
                 self._store.delete(key)
 
 
-def _open_jobs(book: Ledger) -> list[tuple[Job, Slot]]:
-    return [] if book.replica is None else book.replica.federation.open_jobs()
+def _open_jobs(ledger: Ledger) -> list[tuple[Job, Slot]]:
+    return [] if ledger.replica is None else ledger.replica.federation.open_jobs()
 
 
 def _opened(manifest: Manifest) -> dict[Job, Manifest]:

@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(self, store: DirectoryStore, federation: str, task_allow: Sequence[str]) -> None:
         self._store = store
-        self._submission = manifests.submitted(store, federation)
+        self._submission = manifests.read_submission(store, federation)
         self._task = tasks.load(self._submission.spec, task_allow)
         self._module = self._task.model()
         self._device = training.best_device()
