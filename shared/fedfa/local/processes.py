@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,8 @@ from fedfa.errors import Misconfigured
 from fedfa.forks import Fork
 
 PORTS = range(12_000, 22_000)
+RESERVED_KEPT = 200
+_reserved: deque[socket.socket] = deque()
 LOG_TAIL_BYTES = 2_000
 POLL_SECONDS = 0.05
 
@@ -134,7 +137,8 @@ def free_ports(count: int) -> list[int]:
     """Different free ports of 127.0.0.1, below those that the kernel gives to clients.
 
     A client that retries a port of its own range may connect to itself, and a server that
-    restarts may find its port taken by a client.
+    restarts may find its port taken by a client. A server takes seconds to bind what it was given
+    here, so no other process gets the same meanwhile (on Linux).
     """
     with ExitStack() as held:
         ports: list[int] = []
@@ -144,8 +148,26 @@ def free_ports(count: int) -> list[int]:
                 candidate.bind(("127.0.0.1", random.choice(PORTS)))
             except OSError:
                 continue
-            ports.append(candidate.getsockname()[1])
+            port = candidate.getsockname()[1]
+            if _reserve(port):
+                ports.append(port)
         return ports
+
+
+def _reserve(port: int) -> bool:
+    """Claim a port among all processes that ask here, until RESERVED_KEPT others are claimed."""
+    if sys.platform != "linux":
+        return True
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0fedfa-port-{port}")  # not a file: it ends with this process
+    except OSError:
+        claim.close()
+        return False
+    _reserved.append(claim)
+    if len(_reserved) > RESERVED_KEPT:
+        _reserved.popleft().close()
+    return True
 
 
 def free_port() -> int:
