@@ -5,6 +5,7 @@ its pid. Linux sends the death signal when the *thread* that started the child e
 children from a thread that lives as long as they should.
 """
 
+import atexit
 import os
 import random
 import signal
@@ -22,7 +23,7 @@ from fedfa.errors import Misconfigured
 from fedfa.forks import Fork
 
 PORTS = range(12_000, 22_000)
-RESERVED_KEPT = 200
+RESERVED_KEPT = 100
 _reserved: deque[socket.socket] = deque()
 LOG_TAIL_BYTES = 2_000
 POLL_SECONDS = 0.05
@@ -152,6 +153,12 @@ def free_ports(count: int) -> list[int]:
             if _reserve(port):
                 ports.append(port)
         return ports
+
+
+@atexit.register
+def _release() -> None:
+    for claim in _reserved:
+        claim.close()
 
 
 def _reserve(port: int) -> bool:
