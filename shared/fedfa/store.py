@@ -91,6 +91,11 @@ def from_settings(settings: StoreSettings) -> "S3Store":
     return S3Store(settings)
 
 
+def require_answer(store: ObjectStore) -> None:
+    """Raise StoreUnavailable where the whole store is out, and not one object alone."""
+    store.exists("HEAD.json")  # no federation's
+
+
 class DirectoryStore:
     """An `ObjectStore` in a local folder, safe for several processes on one file system.
 

@@ -8,7 +8,7 @@ from fedfa.errors import FedfaError, InvalidInput, NotFound, StoreUnavailable
 from fedfa.ledger import Ledger
 from fedfa.log import Birth
 from fedfa.spec import Submission
-from fedfa.store import ObjectStore
+from fedfa.store import ObjectStore, require_answer
 from fedfa.tensors import FlatModel
 from fedfa_aggregator.births import Undecidable
 from fedfa_aggregator.reading import Reader
@@ -101,7 +101,7 @@ class Loader:
             raise Postponed(f"{federation}: cannot be read back: {error}") from error
         except StoreUnavailable as error:
             self._beat()
-            self._store.exists("HEAD.json")  # raises where it is the whole store
+            require_answer(self._store)
             raise Postponed(str(error)) from error
         if ledger is not None:
             self.keep(ledger)

@@ -29,7 +29,7 @@ from fedfa.messages import (
     UpdateReady,
 )
 from fedfa.observability import Pulse
-from fedfa.store import ObjectStore
+from fedfa.store import ObjectStore, require_answer
 from fedfa.topology import BROADCAST, DEAD, Route, buried_because
 from fedfa_aggregator import metrics
 from fedfa_aggregator.births import Decidable, Undecidable, birth
@@ -234,7 +234,7 @@ class Aggregator:
     def _go_on_without(self, what: str, error: StoreUnavailable) -> None:
         """The store gave no answer for one object: what needs it stays unacknowledged."""
         self._beat()
-        self._store.exists("HEAD.json")  # raises where it is the whole store
+        require_answer(self._store)
         self._set_aside[what] = error
 
     def _log(self, ledger: Ledger, batch: Batch) -> None:
@@ -329,7 +329,7 @@ def _await_store(
     while not consumer.is_stopped:
         pulse.beat()
         try:
-            store.exists("HEAD.json")
+            require_answer(store)
             return
         except StoreUnavailable:
             sleep(1.0)

@@ -17,7 +17,7 @@ from fedfa.failpoints import reach
 from fedfa.log import Manifest
 from fedfa.messages import EvalReady, ModelReady
 from fedfa.spec import Submission
-from fedfa.store import ObjectStore
+from fedfa.store import ObjectStore, require_answer
 from fedfa.submission import ID
 from fedfa_scheduler import bucket
 from fedfa_scheduler.actions import FindModel, Look
@@ -47,9 +47,7 @@ class Lookout:
         self._unseen: deque[Callable[[], None]] | None = None  # of the round under way
         self._must_see_all = True  # after a gap: in one go, before anything is done
         self._gone: set[str] = set()  # uids whose manifests were deleted, and whose spec is there
-        self._unanswered: set[str] = (
-            set()
-        )  # federations that wait for the next round: see `no_answer`
+        self._unanswered: set[str] = set()  # federations that the next round reads: `no_answer`
 
     # -- at everything --------------------------------------------------------------------------
 
@@ -245,7 +243,7 @@ class Lookout:
         If it answers for them, only hints about this federation are passed over, until the next
         round reads it again: each try takes as long as an outage may. Raises StoreUnavailable.
         """
-        self._store.exists("HEAD.json")
+        require_answer(self._store)
         self._unanswered.add(federation)
         self._trouble(federation, error)
 

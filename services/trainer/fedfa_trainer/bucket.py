@@ -10,7 +10,7 @@ from fedfa.errors import AlreadyExists, Cancelled, Misconfigured, NotFound, Stor
 from fedfa.log import Manifest
 from fedfa.memory import Bytes
 from fedfa.messages import ModelReady, TrainJob
-from fedfa.store import ObjectStore
+from fedfa.store import ObjectStore, require_answer
 from fedfa_trainer import metrics
 from fedfa_trainer.held import Held, is_ahead, is_closed
 
@@ -105,7 +105,7 @@ class Bucket:
 
     def _answers(self) -> bool:
         try:
-            self.store.exists("HEAD.json")
+            require_answer(self.store)
         except (Misconfigured, StoreUnavailable):
             return False
         return True
